@@ -1,0 +1,68 @@
+"""Checkpoints: written atomically, loaded without executing pickled code, found and pruned by name.
+
+A checkpoint is one file of plain numbers, tensors and dicts. Its name carries its age,
+`checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time; `best.pt` and `milestone_...pt` lie
+beside them. Used by `learner.py` (writes), `appo.py` (resume) and `evaluate.py` (reads).
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from config import UserError
+
+
+def policy_dir(run_dir: Path) -> Path:
+    """Return the folder of the policy's checkpoints."""
+    return run_dir / "checkpoints" / "policy_00"
+
+
+def checkpoint_name(prefix: str, sgd_steps: int, env_steps: int) -> str:
+    """Make the name of a checkpoint's file."""
+    return f"{prefix}_{sgd_steps:09}_{env_steps:011}.pt"
+
+
+def save_checkpoint(state: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint so that the file under its name is always whole: to a temporary name, then rename."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def prune_checkpoints(folder: Path, keep: int) -> None:
+    """Delete all periodic checkpoints but the newest `keep`."""
+    for path in sorted(folder.glob("checkpoint_*.pt"))[:-keep]:
+        path.unlink()
+
+
+def find_checkpoint(run_dir: Path, which: str = "latest") -> Path | None:
+    """Find the newest checkpoint of a run, or the best one; None when there is none."""
+    folder = policy_dir(run_dir)
+    found = sorted(folder.glob("checkpoint_*.pt")) if which == "latest" else list(folder.glob(f"{which}.pt"))
+    return found[-1] if found else None
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint. Raises `UserError` when the file is damaged or is no checkpoint."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        assert {"model", "optimizer", "sgd_steps", "env_steps"} <= state.keys()
+    except Exception as error:  # torch raises whatever the damaged bytes lead to
+        raise UserError(f"checkpoint {path} is damaged; move it away to continue from the one before") from error
+    return state
+
+
+def load_weights(model: nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Load a checkpoint's weights. Raises `UserError` when they are those of another architecture."""
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        detail = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise UserError(f"checkpoint {path} is of another architecture ({detail[:150]}); use the flags it was trained "
+                        "with, or another --experiment, or --restart_behavior=restart") from error

@@ -1,0 +1,323 @@
+"""The one configuration: every setting with its default, unit and meaning, its validation, its command line.
+
+`Config` is a frozen dataclass, so no component can fill in or change a setting while it runs. A value comes
+from, in rising order: the default below, the profile of the environment's family (data, in `envs.py`), the
+saved configuration of the run that is being resumed, and the command line. Names are Sample Factory's wherever
+it has a flag for the same thing.
+
+Read next: `shared_buffers.py`.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import math
+import os
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class UserError(Exception):
+    """Something the user can mend: shown as one line, exit status 2, never a traceback."""
+
+
+def option(default: Any, group: str, help_text: str, choices: Sequence[str] | None = None) -> Any:
+    """Declare a setting. A callable default (the number of cores) is called when the configuration is made."""
+    metadata = {"group": group, "help": help_text, "choices": choices}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def cpu_cores() -> int:
+    """Count the cores that this process may use (a container is often given fewer than the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run. Raises `UserError`, saying what to set instead, when a value is impossible."""
+
+    # ---- run -------------------------------------------------------------------------------------------------
+    env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0")
+    train_dir: str = option("train_dir", "run", "folder that holds all runs")
+    experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
+    restart_behavior: str = option(
+        "resume", "run", "if the run's folder exists: resume it; restart (rename it to ..._old and begin anew); "
+        "overwrite (delete it and begin anew)", ("resume", "restart", "overwrite"))
+    train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step()), "
+                                      "all environments and resumes together")
+    train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes together")
+    seed: int = option(0, "run", "seed of environments, networks and sampling")
+    device: str = option("auto", "run", "where networks run: auto (a GPU where there is one), cpu, cuda, cuda:1, ...")
+    precision: str = option("auto", "run", "arithmetic of the network body: bfloat16 where the hardware has it "
+                            "(auto), or float32", ("auto", "float32", "bfloat16"))
+    async_rl: bool = option(True, "run", "collect experience while learning; False: take turns (no policy lag)")
+    serial_mode: bool = option(False, "run", "run every component in this process, in a fixed order, for debugging")
+
+    # ---- sampler ---------------------------------------------------------------------------------------------
+    num_workers: int = option(cpu_cores, "sampler", "rollout worker processes; default: the cores of the machine")
+    num_envs_per_worker: int = option(16, "sampler", "environments of each rollout worker, all splits together")
+    worker_num_splits: int = option(2, "sampler", "groups of environments per rollout worker; 2: double-buffered "
+                                    "sampling, one group is stepped while the other's actions are computed")
+    policy_workers_per_policy: int = option(1, "sampler", "policy worker processes")
+    rollout: int = option(32, "sampler", "T, the env_steps of one trajectory")
+    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari)")
+    env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari)")
+
+    # ---- learner ---------------------------------------------------------------------------------------------
+    batch_size: int = option(1024, "learner", "samples of one minibatch (one SGD step)")
+    num_batches_per_epoch: int = option(1, "learner", "minibatches in one dataset")
+    num_epochs: int = option(1, "learner", "passes over each dataset")
+    gamma: float = option(0.99, "learner", "discount per env_step")
+    gae_lambda: float = option(0.95, "learner", "lambda of the V-trace and GAE targets")
+    with_vtrace: bool = option(True, "learner", "correct value targets for the policy lag; False: plain GAE")
+    vtrace_rho: float = option(1.0, "learner", "rho_bar, the truncation of the weights of the V-trace TD errors")
+    vtrace_c: float = option(1.0, "learner", "c_bar, the truncation of the V-trace traces")
+    ppo_clip_ratio: float = option(0.1, "learner", "clip pi/mu to [1/(1+eps), 1+eps] in the policy loss; 0: off")
+    ppo_clip_value: float = option(1.0, "learner", "largest change of a value from the one predicted when acting "
+                                   "that still gets a gradient; 0: off")
+    value_loss_coeff: float = option(0.5, "learner", "weight of the value loss")
+    exploration_loss: str = option("entropy", "learner", "keep the policy random by its entropy or its symmetric KL "
+                                   "to the uniform policy", ("entropy", "symmetric_kl"))
+    exploration_loss_coeff: float = option(0.003, "learner", "weight of the exploration loss")
+    kl_loss_coeff: float = option(0.0, "learner", "weight of KL(acting policy || new policy) in the loss")
+    learning_rate: float = option(1e-4, "learner", "initial Adam learning rate")
+    lr_schedule: str = option("constant", "learner", "linear_decay reaches 0 at train_for_env_steps; kl_adaptive "
+                              "holds KL(acting policy || new policy) near its threshold",
+                              ("constant", "linear_decay", "kl_adaptive"))
+    lr_schedule_kl_threshold: float = option(0.008, "learner", "target of kl_adaptive: the rate shrinks by 1.5 above "
+                                             "twice this KL and grows by 1.5 below half of it")
+    lr_adaptive_min: float = option(1e-6, "learner", "smallest rate of kl_adaptive")
+    lr_adaptive_max: float = option(1e-2, "learner", "largest rate of kl_adaptive")
+    adam_eps: float = option(1e-6, "learner", "epsilon of Adam")
+    adam_beta1: float = option(0.9, "learner", "decay of Adam's first moment")
+    adam_beta2: float = option(0.999, "learner", "decay of Adam's second moment")
+    max_grad_norm: float = option(4.0, "learner", "clip the norm of the gradient; 0: off")
+    max_policy_lag: int = option(1000, "learner", "ignore samples acted by a policy this many SGD steps older")
+    reward_scale: float = option(1.0, "learner", "multiply rewards before learning (logged returns stay true)")
+    reward_clip: float = option(1000.0, "learner", "clip scaled rewards to +- this before learning")
+    normalize_input: bool = option(True, "learner", "normalize observations by their running mean and deviation")
+    learner_threads: int = option(1, "learner", "CPU threads of the learner")
+
+    # ---- model -----------------------------------------------------------------------------------------------
+    encoder_conv_architecture: str = option(
+        "convnet_atari", "model", "encoder of image observations (convnet_atari: the Nature CNN)",
+        ("convnet_simple", "convnet_atari", "resnet_impala"))
+    encoder_conv_mlp_layers: tuple[int, ...] = option((512,), "model", "layers after the convolutions")
+    encoder_mlp_layers: tuple[int, ...] = option((512, 512), "model", "layers of the encoder of vector observations")
+    nonlinearity: str = option("elu", "model", "activation function", ("elu", "relu", "tanh"))
+    policy_init_gain: float = option(1.0, "model", "gain of the orthogonal initialization")
+    adaptive_stddev: bool = option(False, "model", "continuous actions: the network gives the standard deviation; "
+                                   "False: one learned value per action")
+    initial_stddev: float = option(1.0, "model", "initial standard deviation of continuous actions")
+
+    # ---- records ---------------------------------------------------------------------------------------------
+    report_interval_sec: float = option(5.0, "records", "seconds between reports (metrics.jsonl, TensorBoard)")
+    save_every_sec: float = option(120.0, "records", "seconds between checkpoints")
+    keep_checkpoints: int = option(2, "records", "periodic checkpoints to keep")
+    save_milestones_sec: float = option(math.inf, "records", "seconds between checkpoints that are kept for ever")
+    stall_timeout_sec: float = option(300.0, "records", "fail when nothing was sampled or learned for so long")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_type(field, getattr(self, field.name))
+        _validate(self)
+
+    # ---- derived values --------------------------------------------------------------------------------------
+    @property
+    def run_dir(self) -> Path:
+        """Return the folder of this run."""
+        return Path(self.train_dir) / (self.experiment or self.env.replace("/", "_").replace(":", "_"))
+
+    @property
+    def envs_per_split(self) -> int:
+        return self.num_envs_per_worker // self.worker_num_splits
+
+    @property
+    def num_splits(self) -> int:
+        """Return the number of splits of all rollout workers."""
+        return self.num_workers * self.worker_num_splits
+
+    @property
+    def num_agents(self) -> int:
+        return self.num_workers * self.num_envs_per_worker
+
+    @property
+    def trajectories_per_minibatch(self) -> int:
+        return self.batch_size // self.rollout
+
+    @property
+    def trajectories_per_dataset(self) -> int:
+        return self.trajectories_per_minibatch * self.num_batches_per_epoch
+
+    @property
+    def slots_per_worker(self) -> int:
+        """Count the trajectory slots that each rollout worker owns.
+
+        Each agent always holds one. In asynchronous mode as many again as one split can fill at once (at least
+        8) are in transit to the learner; in synchronous mode none, which is what makes the sampler wait for it.
+        """
+        return self.num_envs_per_worker + (max(self.envs_per_split, 8) if self.async_rl else 0)
+
+    def save(self, path: Path) -> None:
+        """Write all settings as JSON."""
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+
+def _check_type(field: dataclasses.Field, value: Any) -> None:
+    kind = typing.get_origin(field.type) or field.type
+    allowed = (int, float) if kind is float else (list, tuple) if kind is tuple else kind
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise UserError(f"--{field.name}={value!r} is not of type {kind.__name__}")
+    choices = field.metadata["choices"]
+    if choices and value not in choices:
+        raise UserError(f"--{field.name}={value} is unknown{nearest(value, choices)}; choose from {', '.join(choices)}")
+
+
+POSITIVE = (
+    "train_for_env_steps", "train_for_seconds", "num_workers", "num_envs_per_worker", "worker_num_splits",
+    "policy_workers_per_policy", "rollout", "env_frameskip", "env_framestack", "batch_size", "num_batches_per_epoch",
+    "num_epochs", "vtrace_rho", "vtrace_c", "learning_rate", "lr_schedule_kl_threshold", "lr_adaptive_min",
+    "lr_adaptive_max", "adam_eps", "reward_scale", "reward_clip", "learner_threads", "policy_init_gain",
+    "initial_stddev", "report_interval_sec", "save_every_sec", "keep_checkpoints", "save_milestones_sec",
+    "stall_timeout_sec")
+NON_NEGATIVE = (
+    "seed", "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff", "kl_loss_coeff",
+    "max_grad_norm", "max_policy_lag")
+
+
+def _validate(c: Config) -> None:
+    """Refuse impossible values and combinations, naming the nearest that work."""
+    for name in POSITIVE:
+        if not getattr(c, name) > 0:
+            raise UserError(f"--{name}={getattr(c, name)} must be greater than 0")
+    for name in NON_NEGATIVE:
+        if not getattr(c, name) >= 0:
+            raise UserError(f"--{name}={getattr(c, name)} must not be negative")
+    for name in ("gamma", "gae_lambda", "adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(c, name) <= 1:
+            raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1")
+    for name in ("encoder_conv_mlp_layers", "encoder_mlp_layers"):
+        if not all(isinstance(size, int) and size > 0 for size in getattr(c, name)):
+            raise UserError(f"--{name} must be positive layer sizes")
+    if c.num_envs_per_worker < c.worker_num_splits:
+        raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} is fewer environments than "
+                        f"--worker_num_splits={c.worker_num_splits}; give each split at least one")
+    if c.num_envs_per_worker % c.worker_num_splits:
+        lower = c.num_envs_per_worker - c.num_envs_per_worker % c.worker_num_splits
+        raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} cannot be divided into "
+                        f"--worker_num_splits={c.worker_num_splits}; use {lower} or {lower + c.worker_num_splits}")
+    if c.batch_size % c.rollout:
+        lower = c.batch_size - c.batch_size % c.rollout
+        fits = f"{lower} or {lower + c.rollout}" if lower else f"{c.rollout}"
+        raise UserError(f"--batch_size={c.batch_size} is not a multiple of --rollout={c.rollout}; use {fits}")
+    if not c.async_rl and c.num_agents != c.trajectories_per_dataset:
+        raise UserError(
+            f"with --async_rl=False a dataset must hold one trajectory of every environment: --batch_size x "
+            f"--num_batches_per_epoch = {c.batch_size * c.num_batches_per_epoch} must equal --num_workers x "
+            f"--num_envs_per_worker x --rollout = {c.num_agents * c.rollout}; "
+            f"set --num_batches_per_epoch=1 --batch_size={c.num_agents * c.rollout}")
+
+
+# ---- command line ------------------------------------------------------------------------------------------------
+
+
+def nearest(word: Any, known: typing.Iterable[str]) -> str:
+    """Return ' (did you mean X?)' for the known word closest to a misspelled one, else an empty string."""
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes", "on"):
+        return True
+    if text.lower() in ("false", "0", "no", "off"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+
+
+def _parse_int(text: str) -> int:
+    number = float(text) if "e" in text.lower() else int(text)  # 1e7 is welcome, 1.5 is not
+    if number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isnan(number):
+        raise argparse.ArgumentTypeError("nan is not a number")
+    return number
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser that refuses bad input with one line, naming the nearest known flag."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UserError(message.replace("argument ", "", 1))
+
+    def parse(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Return only the values given on the command line. Raises `UserError`."""
+        known, unknown = self.parse_known_args(argv)
+        if unknown:
+            flag = unknown[0].split("=")[0]
+            flags = [f for action in self._actions for f in action.option_strings]
+            raise UserError(f"unknown argument {flag}{nearest(flag, flags)}")
+        return vars(known)
+
+
+def make_parser(description: str) -> OneLineParser:
+    """Make the command line of all settings, grouped, with their defaults in the help."""
+    parser = OneLineParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    groups: dict[str, Any] = {}
+    for field in dataclasses.fields(Config):
+        meta = field.metadata
+        group = groups.setdefault(meta["group"], parser.add_argument_group(meta["group"])
+                                  if meta["group"] not in groups else None)
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        arguments: dict[str, Any] = {"help": f"{meta['help']} [{_show(default)}]".replace("%", "%%")}
+        if field.type is bool:
+            arguments |= {"type": _parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
+        elif typing.get_origin(field.type) is tuple:
+            arguments |= {"type": _parse_int, "nargs": "*", "metavar": "SIZE"}
+        else:
+            parse = {int: _parse_int, float: _parse_float, str: str}[field.type]
+            metavar = "|".join(meta["choices"]) if meta["choices"] else field.type.__name__.upper()
+            arguments |= {"type": parse, "metavar": metavar}
+        group.add_argument(f"--{field.name}", **arguments)
+    return parser
+
+
+def _show(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else "none" if value == "" else str(value)
+
+
+def make_config(*layers: Mapping[str, Any]) -> Config:
+    """Merge settings, the later layers winning, and validate them. Raises `UserError`, also for unknown names."""
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if name not in fields:
+                raise UserError(f"unknown setting {name}{nearest(name, fields)}")
+            is_tuple = typing.get_origin(fields[name].type) is tuple and isinstance(value, list)
+            merged[name] = tuple(value) if is_tuple else value
+    return Config(**merged)
+
+
+def load_saved(path: Path) -> dict[str, Any]:
+    """Read the settings that `Config.save` wrote. Raises `UserError` when the file is damaged."""
+    try:
+        saved = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}); use --restart_behavior=restart to begin anew") from error
+    if not isinstance(saved, dict):
+        raise UserError(f"{path} holds no settings; use --restart_behavior=restart to begin anew")
+    return saved
+
+

@@ -1,0 +1,351 @@
+"""The learner: turns trajectories into better weights.
+
+Two threads. The batcher copies each finished trajectory into the batch that is being filled and frees its slot at
+once; the training thread takes complete datasets, runs `num_epochs` x `num_batches_per_epoch` SGD steps on each and
+publishes the weights after every one. Two batches exist: while one is trained on, the other is filled. When both are
+full the batcher waits, slots stay taken, and the rollout workers wait in turn: memory and policy lag stay bounded.
+
+The loss is PPO's with V-trace targets (Sample Factory, arXiv 2006.11751, section 3.4). Its parts are pure functions
+at the end of this file. Rows that are not valid (the reset between two episodes, acted by too old a policy) change no
+loss, no gradient and no statistic. Read next: `appo.py`.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import checkpoint
+from config import Config
+from model import ActorCritic, action_distribution, body_dtype
+from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SLOT, STOP, Message, SharedBuffers, allocate
+from vtrace import gae, vtrace
+
+# rows evaluated at once: activations of more would fall out of the CPU's cache (measured 25 % slower at 1024)
+CPU_ROWS_PER_PASS = 256
+
+
+class Batch:
+    """The trajectories of one dataset, [B, T(+1), ...], while it is filled and while it is trained on."""
+
+    def __init__(self, buffers: SharedBuffers, size: int) -> None:
+        self.tensors = allocate(buffers.specs, size, shared=False)
+        self.slots: list[int] = []  # where its trajectories came from
+
+    def is_full(self) -> bool:
+        return len(self.slots) == len(self.tensors["values"])
+
+
+class Learner:
+    """Owns the weights of one policy and their optimizer. One process; shares `SharedBuffers`."""
+
+    def __init__(self, cfg: Config, buffers: SharedBuffers, device: torch.device, report: Callable[[tuple], None],
+                 state: dict[str, Any] | None = None) -> None:
+        """Begin with the published weights and, when resuming, the rest of a checkpoint's state.
+
+        report(("trained", {name: number})) is called after each dataset, report(("saved", name)) after each file.
+        """
+        self.cfg, self.buffers, self.device, self.report = cfg, buffers, device, report
+        self.dtype = body_dtype(cfg, device, buffers.obs_space)
+        self.model = ActorCritic(cfg, buffers.obs_space, buffers.action_space).to(device)
+        buffers.weights.refresh(self.model)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), cfg.learning_rate,
+                                          (cfg.adam_beta1, cfg.adam_beta2), cfg.adam_eps)
+        self.sgd_steps = 0  # also the version of the published weights
+        self.env_steps_trained = 0
+        self.learning_rate = cfg.learning_rate
+        if state is not None:
+            self.load_state_dict(state)
+        self.shuffle = torch.Generator().manual_seed(cfg.seed + self.sgd_steps)
+        self.free_batches: queue.Queue[Batch] = queue.Queue()
+        for _ in range(2 if cfg.async_rl else 1):
+            self.free_batches.put(Batch(buffers, cfg.trajectories_per_dataset))
+        self.filling = self.free_batches.get()
+        self.work: queue.Queue[Batch | Message | BaseException] = queue.Queue()  # from the batcher to training
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a checkpoint holds, without references to live tensors' owners."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                "sgd_steps": self.sgd_steps, "env_steps": int(self.buffers.env_steps.sum()),
+                "env_steps_trained": self.env_steps_trained, "learning_rate": self.learning_rate}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned; the weights come from `SharedWeights`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sgd_steps, self.env_steps_trained = state["sgd_steps"], state["env_steps_trained"]
+        if self.cfg.lr_schedule == "kl_adaptive":
+            self.learning_rate = state["learning_rate"]
+
+    def save(self, kind: int) -> None:
+        """Write a checkpoint: periodic (the newest few are kept), best (one is kept) or milestone (all are kept)."""
+        folder = checkpoint.policy_dir(self.cfg.run_dir)
+        state = self.state_dict()
+        prefix = "milestone" if kind == SAVE_MILESTONE else "checkpoint"
+        name = checkpoint.checkpoint_name(prefix, state["sgd_steps"], state["env_steps"])
+        path = folder / ("best.pt" if kind == SAVE_BEST else name)
+        checkpoint.save_checkpoint(state, path)
+        checkpoint.prune_checkpoints(folder, self.cfg.keep_checkpoints)
+        self.report(("saved", kind, path.name))
+
+    # ---- batcher -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train on datasets as they come until told to stop."""
+        threading.Thread(target=self.run_batcher, daemon=True, name="batcher").start()
+        while True:
+            work = self.work.get()
+            if isinstance(work, BaseException):
+                raise work
+            if isinstance(work, Batch):
+                self.train(work)
+            elif work[0] == SAVE:
+                self.save(work[1])
+            else:
+                return
+
+    def run_batcher(self) -> None:
+        """Copy trajectories into batches, pass other messages on, until told to stop."""
+        try:
+            while (message := self.buffers.trajectories_done.get())[0] != STOP:
+                if message[0] != SLOT:
+                    self.work.put(message)
+                elif self.collect(message[1]):
+                    self.work.put(self.filling)
+                    self.filling = self.free_batches.get()  # back-pressure: waits while both are full
+            self.work.put(message)
+        except BaseException as error:  # noqa: BLE001  raised again by the training thread
+            self.work.put(error)
+
+    def collect(self, slot: int) -> bool:
+        """Copy a trajectory into the batch being filled; return whether that is now complete.
+
+        In synchronous mode slots stay taken until the dataset is trained on, so that nothing is sampled meanwhile.
+        """
+        row = len(self.filling.slots)
+        for name, tensor in self.filling.tensors.items():
+            tensor[row].copy_(self.buffers.trajectories[name][slot])
+        self.filling.slots.append(slot)
+        if self.cfg.async_rl:
+            self.free_slot(slot)
+        return self.filling.is_full()
+
+    def free_slot(self, slot: int) -> None:
+        self.buffers.inboxes[self.buffers.worker_of_slot(slot)].put((SLOT, slot))
+
+    def handle(self, kind: int, index: int) -> None:
+        """Act on one message in this thread (serial mode)."""
+        if kind == SAVE:
+            self.save(index)
+        elif self.collect(index):
+            self.train(self.filling)
+            self.filling = self.free_batches.get()
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def train(self, batch: Batch) -> None:
+        """Run all SGD steps on a dataset, publish after each, then free what the dataset holds."""
+        data = {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}  # no copy on a CPU
+        lag = self.sgd_steps - data["policy_version"]
+        data["valid"] = data["valid"] & (lag <= self.cfg.max_policy_lag)
+        data["rewards"] = (data["rewards"] * self.cfg.reward_scale).clamp(-self.cfg.reward_clip, self.cfg.reward_clip)
+        if not self.cfg.with_vtrace:
+            data["targets"], data["advantages"] = self.gae_targets(data)
+        self.env_steps_trained += int(batch.tensors["valid"].sum())
+        steps = [indices for _ in range(self.cfg.num_epochs) for indices in self.minibatches()]
+        stats = []
+        for step, indices in enumerate(steps, 1):
+            if self.buffers.stopping:
+                break
+            stats.append(self.sgd_step({name: tensor[indices] for name, tensor in data.items()}))
+            if step % self.cfg.num_batches_per_epoch == 0:
+                self.update_learning_rate(stats[-self.cfg.num_batches_per_epoch:])
+            if step == len(steps):  # last within a dataset all see it alike
+                self.update_normalizers(data)
+            self.buffers.weights.publish(self.model, self.sgd_steps)
+        if stats:
+            self.report(("trained", self.summarize(stats, lag[data["valid"]], data["valid"])))
+        if not self.cfg.async_rl:
+            for slot in batch.slots:
+                self.free_slot(slot)
+        batch.slots.clear()
+        self.free_batches.put(batch)
+
+    def minibatches(self) -> Iterator[Tensor]:
+        """Draw the dataset's trajectories in random order, as one index tensor for each minibatch."""
+        order = torch.randperm(self.cfg.trajectories_per_dataset, generator=self.shuffle)
+        return iter(order.split(self.cfg.trajectories_per_minibatch))
+
+    def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Take one gradient step on a minibatch of trajectories, return statistics."""
+        loss, stats = self.loss(data)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        max_norm = self.cfg.max_grad_norm or float("inf")
+        stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self.optimizer.step()
+        self.sgd_steps += 1
+        return stats
+
+    def evaluate(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluate the network on trajectories [B, T+1, ...].
+
+        Returns:
+            Action parameters [T+1, B, D] and values [T+1, B], with gradients.
+        """
+        num_trajectories, num_rows = data["rnn_states"].shape[:2]
+        obs = {name: data[f"obs/{name}"].flatten(0, 1) for name in self.buffers.obs_space}
+        normalized = self.model.normalize(obs, self.dtype)
+        rnn_states = data["rnn_states"].flatten(0, 1)
+        total = num_trajectories * num_rows
+        size = CPU_ROWS_PER_PASS if self.device.type == "cpu" else total
+        parts = []
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            for start in range(0, total, size):
+                rows = slice(start, start + size)
+                part = {name: value[rows] for name, value in normalized.items()}
+                parts.append(self.model(part, rnn_states[rows])[:2])
+        parameters, values = (torch.cat(part) for part in zip(*parts, strict=True))
+        shape = (num_trajectories, num_rows)
+        return parameters.unflatten(0, shape).transpose(0, 1), values.view(shape).transpose(0, 1)
+
+    def loss(self, data: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the APPO loss of a minibatch of trajectories [B, T(+1), ...], and statistics."""
+        cfg = self.cfg
+        parameters, values = self.evaluate(data)
+        data = {name: tensor.transpose(0, 1) for name, tensor in data.items()}  # [T, B, ...] from here on
+        policy = action_distribution(self.buffers.action_space, parameters[:-1])
+        behavior_policy = action_distribution(self.buffers.action_space, data["action_parameters"])
+        log_ratios = policy.log_prob(data["actions"]) - data["log_probs"]
+        valid = data["valid"]
+        if cfg.with_vtrace:
+            targets, advantages = vtrace(
+                log_ratios.detach(), data["rewards"], values.detach(), data["terminated"], data["truncated"],
+                cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
+        else:
+            targets, advantages = data["targets"], data["advantages"]
+        kl = masked_mean(behavior_policy.kl(policy), valid)
+        entropy = masked_mean(policy.entropy(), valid)
+        exploration = entropy if cfg.exploration_loss == "entropy" else -masked_mean(
+            policy.symmetric_kl_to_uniform().clamp(max=30), valid)
+        policy_term = ppo_policy_loss(log_ratios, normalize_advantages(advantages, valid), valid, cfg.ppo_clip_ratio)
+        value_term = clipped_value_loss(values[:-1], data["values"], targets, valid, cfg.ppo_clip_value)
+        loss = (policy_term + cfg.value_loss_coeff * value_term - cfg.exploration_loss_coeff * exploration
+                + cfg.kl_loss_coeff * kl)
+        with torch.no_grad():
+            ratios = torch.where(valid, log_ratios, 0.0).exp()
+            stats = {
+                "loss": loss, "policy_loss": policy_term, "value_loss": value_term, "entropy": entropy, "kl": kl,
+                "ratio_min": ratios.min(), "ratio_max": ratios.max(),
+                "advantage_mean": masked_mean(advantages, valid),
+                "advantage_std": masked_std(advantages, valid),
+                "value_mean": masked_mean(values[:-1], valid),
+                "explained_variance": explained_variance(values[:-1], targets, valid),
+            }
+        return loss, {name: value.detach() for name, value in stats.items()}
+
+    @torch.no_grad()
+    def gae_targets(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute GAE targets and advantages [B, T] from the values predicted when acting.
+
+        Only the last value of a trajectory was not predicted then; the current network does it here.
+        """
+        last_obs = {name: data[f"obs/{name}"][:, -1] for name in self.buffers.obs_space}
+        normalized = self.model.normalize(last_obs, self.dtype)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            last_values = self.model(normalized, data["rnn_states"][:, -1])[1]
+        values = torch.cat([data["values"], last_values[:, None]], 1)
+        targets, advantages = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T,
+                                  self.cfg.gamma, self.cfg.gae_lambda)
+        return targets.T, advantages.T
+
+    def update_normalizers(self, data: dict[str, Tensor]) -> None:
+        """Move the observation statistics by every 4th step of a dataset.
+
+        Neighboring observations are nearly equal, and counting all of them would cost a tenth of a training pass.
+        """
+        obs = {name: data[f"obs/{name}"][:, :-1:4].flatten(0, 1) for name in self.buffers.obs_space}
+        self.model.update_normalizers(obs, data["valid"][:, ::4].flatten())
+
+    def update_learning_rate(self, stats: list[dict[str, Tensor]]) -> None:
+        """Set the rate of the next epoch from the progress of the whole run, or from the last epoch's mean KL."""
+        cfg = self.cfg
+        if cfg.lr_schedule == "linear_decay":
+            self.learning_rate = cfg.learning_rate * max(0.0, 1 - self.env_steps_trained / cfg.train_for_env_steps)
+        elif cfg.lr_schedule == "kl_adaptive":
+            kl = float(torch.stack([minibatch["kl"] for minibatch in stats]).mean())
+            self.learning_rate = kl_adaptive_rate(self.learning_rate, kl, cfg.lr_schedule_kl_threshold,
+                                                  cfg.lr_adaptive_min, cfg.lr_adaptive_max)
+
+    def summarize(self, stats: list[dict[str, Tensor]], lag: Tensor, valid: Tensor) -> dict[str, float]:
+        """Average the statistics of a dataset's SGD steps; the lag is in SGD steps, before the first of them."""
+        summary = {name: float(torch.stack([s[name] for s in stats]).mean()) for name in stats[0]}
+        summary["ratio_min"] = float(torch.stack([s["ratio_min"] for s in stats]).min())
+        summary["ratio_max"] = float(torch.stack([s["ratio_max"] for s in stats]).max())
+        return summary | {
+            "policy_lag_mean": float(lag.double().mean()) if len(lag) else 0.0,
+            "policy_lag_max": int(lag.max()) if len(lag) else 0,
+            "valid_fraction": float(valid.double().mean()),
+            "learning_rate": self.learning_rate,
+            "sgd_steps": self.sgd_steps,
+            "env_steps_trained": self.env_steps_trained,
+        }
+
+
+# ---- pure functions ----------------------------------------------------------------------------------------------
+
+
+def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
+    """Average x over the valid entries; 0 when there are none. Invalid entries may hold anything, also nan."""
+    return torch.where(valid, x, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def masked_std(x: Tensor, valid: Tensor) -> Tensor:
+    """Return the standard deviation of x over the valid entries."""
+    return masked_mean((x - masked_mean(x, valid)).square(), valid).sqrt()
+
+
+def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
+    """Shift and scale advantages to mean 0 and deviation 1 over the valid entries."""
+    return (advantages - masked_mean(advantages, valid)) / (masked_std(advantages, valid) + 1e-5)
+
+
+def ppo_policy_loss(log_ratios: Tensor, advantages: Tensor, valid: Tensor, clip_ratio: float) -> Tensor:
+    """Compute -mean(min(ratio * A, clip(ratio, 1/(1+eps), 1+eps) * A)) over the valid entries of [T, B] tensors.
+
+    The ratio itself is held within [0.05, 20] against overflow, as in Sample Factory. clip_ratio = 0: no clipping.
+    """
+    ratios = torch.where(valid, log_ratios, 0.0).exp().clamp(0.05, 20.0)
+    objective = ratios * advantages
+    if clip_ratio:
+        objective = torch.minimum(objective, ratios.clamp(1 / (1 + clip_ratio), 1 + clip_ratio) * advantages)
+    return -masked_mean(objective, valid)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, valid: Tensor, clip: float) -> Tensor:
+    """Compute mean(max((V - R)^2, (V_old + clip(V - V_old, +-clip) - R)^2)); clip = 0: no clipping."""
+    error = (values - targets).square()
+    if clip:
+        clipped = old_values + (values - old_values).clamp(-clip, clip)
+        error = torch.maximum(error, (clipped - targets).square())
+    return masked_mean(error, valid)
+
+
+def explained_variance(values: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+    """Return 1 - Var(R - V) / Var(R): 1 for perfect values, 0 for useless ones."""
+    return 1 - masked_std(targets - values, valid).square() / (masked_std(targets, valid).square() + 1e-8)
+
+
+def kl_adaptive_rate(rate: float, kl: float, threshold: float, smallest: float, largest: float) -> float:
+    """Divide the rate by 1.5 when the KL is above twice the threshold, multiply it by 1.5 when below half of it."""
+    if kl > 2 * threshold:
+        rate /= 1.5
+    elif kl < threshold / 2:
+        rate *= 1.5
+    return min(max(rate, smallest), largest)

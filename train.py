@@ -1,0 +1,61 @@
+"""Train a policy: `python train.py --env PongNoFrameskip-v4`. `--help` lists every setting.
+
+A thin command line over `appo.APPO`. Exit status: 0 when finished or stopped by Ctrl-C or SIGTERM after saving, 2 for
+bad input (one line), 1 when a component failed (its traceback). Read next: `appo.py`.
+"""
+
+import signal
+import sys
+from types import FrameType
+
+import checkpoint
+from appo import APPO, ComponentError
+from config import Config, UserError, load_saved, make_config, make_parser
+from envs import profile
+
+
+class StopRequest:
+    """Turns the first Ctrl-C or SIGTERM into an orderly stop; the second one ends the program at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+def configure(argv: list[str]) -> Config:
+    """Build the configuration: defaults, the family's profile, the run being resumed, the command line."""
+    given = make_parser(__doc__.splitlines()[0]).parse(argv)
+    env_profile = profile(given.get("env", ""))
+    cfg = make_config(env_profile, given)
+    if cfg.restart_behavior == "resume" and checkpoint.find_checkpoint(cfg.run_dir) is not None:
+        saved = load_saved(cfg.run_dir / "config.json")
+        if saved["env"] != cfg.env:
+            raise UserError(f"{cfg.run_dir} holds a run of {saved['env']}; use another --experiment, or "
+                            "--restart_behavior=restart")
+        cfg = make_config(saved, {"restart_behavior": "resume"}, given)
+    return cfg
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit status."""
+    stop = StopRequest()
+    try:
+        with APPO(configure(argv)) as appo:
+            appo.train(should_stop=lambda: stop.requested)
+    except UserError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    except ComponentError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

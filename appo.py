@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,13 @@ class APPO:
         """Make the system for an environment id and settings of `Config`, or for a complete `Config`."""
         self.cfg = env if isinstance(env, Config) else make_config(profile(env), {"env": env, **settings})
         cfg = self.cfg
+        context = None if cfg.serial_mode else start_context()  # first, since it takes seconds
         self.device = choose_device(cfg.device)
         self.obs_space, self.action_space = probe_spaces(cfg)
         torch.manual_seed(cfg.seed)
         model = ActorCritic(cfg, self.obs_space, self.action_space)
         state = prepare_run_dir(cfg, model)
 
-        context = None if cfg.serial_mode else start_context()
         self.buffers = SharedBuffers(cfg, self.obs_space, self.action_space, model, self.device, context)
         if state is not None:
             self.buffers.env_steps[0] = state["env_steps"]
@@ -94,7 +95,7 @@ class APPO:
         Returns earlier when should_stop() becomes true.
         """
         goal = self.cfg.train_for_env_steps if env_steps is None else self.env_steps + env_steps
-        self.records.begin(self.env_steps)
+        self.records.begin(self.env_steps, goal)
         self._send_all(self.buffers.inboxes, (RESUME, 0))
         moved = (time.monotonic(), None)
         try:
@@ -102,7 +103,7 @@ class APPO:
                    and not should_stop()):
                 self._advance()
                 moved = self._check_progress(*moved)
-                for save in self.records.tick(self.env_steps, goal):
+                for save in self.records.tick(self.env_steps):
                     self._request_save(save)
         except BaseException:
             self._kill()
@@ -131,7 +132,7 @@ class APPO:
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is None or issubclass(kind, KeyboardInterrupt):
+        if kind is None:
             self.close()
         else:
             self._kill()
@@ -143,6 +144,7 @@ class APPO:
         cfg, buffers, device = self.cfg, self.buffers, self.device
         self.closed = False
         if context is None:
+            torch.set_num_threads(1)  # as in every process of the other modes
             torch.manual_seed(cfg.seed)
             self.rollout_workers = [RolloutWorker(cfg, buffers, worker, self._receive)
                                     for worker in range(cfg.num_workers)]
@@ -285,7 +287,8 @@ class APPO:
 def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Connection, threads: int,
                   niceness: int, seed: int) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor stops us in order
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the supervisor stops us in order
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.nice(niceness)
     keep_freed_memory()
@@ -323,10 +326,21 @@ def keep_freed_memory() -> None:
 
 
 def start_context() -> Any:
-    """Make the multiprocessing context: children fork from a clean server that has already imported torch."""
+    """Start the server that children are forked from, which imports torch once for all of them, in the background.
+
+    It and the children ignore SIGTERM, which `timeout` and service managers send to the whole group: the supervisor
+    stops the children in order. (An ignored signal stays ignored in a new program, a handler does not.)
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
     context = torch.multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rollout_worker", "policy_worker", "learner"])
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN) if in_main_thread else None
+    try:
+        forkserver.ensure_running()
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, handler)
     return context
 
 

@@ -233,7 +233,7 @@ def nearest(word: Any, known: typing.Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _parse_bool(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     if text.lower() in ("true", "1", "yes", "on"):
         return True
     if text.lower() in ("false", "0", "no", "off"):
@@ -261,35 +261,38 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         raise UserError(message.replace("argument ", "", 1))
 
-    def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Return only the values given on the command line. Raises `UserError`."""
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse the command line. Raises `UserError`, naming the nearest flag for an unknown one."""
         known, unknown = self.parse_known_args(argv)
         if unknown:
             flag = unknown[0].split("=")[0]
             flags = [f for action in self._actions for f in action.option_strings]
             raise UserError(f"unknown argument {flag}{nearest(flag, flags)}")
-        return vars(known)
+        return known
 
 
 def make_parser(description: str) -> OneLineParser:
-    """Make the command line of all settings, grouped, with their defaults in the help."""
+    """Make the command line of all settings, grouped, with their defaults in the help.
+
+    The parsed namespace holds only what was given.
+    """
     parser = OneLineParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(Config):
         meta = field.metadata
-        group = groups.setdefault(meta["group"], parser.add_argument_group(meta["group"])
-                                  if meta["group"] not in groups else None)
+        if meta["group"] not in groups:
+            groups[meta["group"]] = parser.add_argument_group(meta["group"])
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
         arguments: dict[str, Any] = {"help": f"{meta['help']} [{_show(default)}]".replace("%", "%%")}
         if field.type is bool:
-            arguments |= {"type": _parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
+            arguments |= {"type": parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
         elif typing.get_origin(field.type) is tuple:
             arguments |= {"type": _parse_int, "nargs": "*", "metavar": "SIZE"}
         else:
             parse = {int: _parse_int, float: _parse_float, str: str}[field.type]
             metavar = "|".join(meta["choices"]) if meta["choices"] else field.type.__name__.upper()
             arguments |= {"type": parse, "metavar": metavar}
-        group.add_argument(f"--{field.name}", **arguments)
+        groups[meta["group"]].add_argument(f"--{field.name}", **arguments)
     return parser
 
 

@@ -2,8 +2,9 @@
 
 Two threads. The batcher copies each finished trajectory into the batch that is being filled and frees its slot at
 once; the training thread takes complete datasets, runs `num_epochs` x `num_batches_per_epoch` SGD steps on each and
-publishes the weights after every one. Two batches exist: while one is trained on, the other is filled. When both are
-full the batcher waits, slots stay taken, and the rollout workers wait in turn: memory and policy lag stay bounded.
+publishes the weights after every one. Two batches exist, so that the next one is filled while the last SGD step of this
+one runs. It is not filled earlier: the trajectories wait in their slots, the rollout workers wait for slots, and so
+memory and policy lag stay bounded when the learner is the slowest part (filling it at once: twice the lag on Pong).
 
 The loss is PPO's with V-trace targets (Sample Factory, arXiv 2006.11751, section 3.4). Its parts are pure functions
 at the end of this file. Rows that are not valid (the reset between two episodes, acted by too old a policy) change no
@@ -60,10 +61,9 @@ class Learner:
         if state is not None:
             self.load_state_dict(state)
         self.shuffle = torch.Generator().manual_seed(cfg.seed + self.sgd_steps)
-        self.free_batches: queue.Queue[Batch] = queue.Queue()
-        for _ in range(2 if cfg.async_rl else 1):
-            self.free_batches.put(Batch(buffers, cfg.trajectories_per_dataset))
-        self.filling = self.free_batches.get()
+        self.filling = Batch(buffers, cfg.trajectories_per_dataset)  # owned by the batcher
+        self.spare = Batch(buffers, cfg.trajectories_per_dataset)
+        self.next_batch: queue.Queue[Batch] = queue.Queue()  # from training to the batcher
         self.work: queue.Queue[Batch | Message | BaseException] = queue.Queue()  # from the batcher to training
 
     # ---- state ---------------------------------------------------------------------------------------------------
@@ -80,6 +80,8 @@ class Learner:
         self.sgd_steps, self.env_steps_trained = state["sgd_steps"], state["env_steps_trained"]
         if self.cfg.lr_schedule == "kl_adaptive":
             self.learning_rate = state["learning_rate"]
+        elif self.cfg.lr_schedule == "linear_decay":
+            self.learning_rate = self.linear_rate()
 
     def save(self, kind: int) -> None:
         """Write a checkpoint: periodic (the newest few are kept), best (one is kept) or milestone (all are kept)."""
@@ -116,7 +118,7 @@ class Learner:
                     self.work.put(message)
                 elif self.collect(message[1]):
                     self.work.put(self.filling)
-                    self.filling = self.free_batches.get()  # back-pressure: waits while both are full
+                    self.filling = self.next_batch.get()  # back-pressure
             self.work.put(message)
         except BaseException as error:  # noqa: BLE001  raised again by the training thread
             self.work.put(error)
@@ -143,7 +145,7 @@ class Learner:
             self.save(index)
         elif self.collect(index):
             self.train(self.filling)
-            self.filling = self.free_batches.get()
+            self.filling = self.next_batch.get()
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -159,21 +161,23 @@ class Learner:
         steps = [indices for _ in range(self.cfg.num_epochs) for indices in self.minibatches()]
         stats = []
         for step, indices in enumerate(steps, 1):
-            if self.buffers.stopping:
-                break
+            last = step == len(steps) or bool(self.buffers.stopping)
+            if last:
+                self.next_batch.put(self.spare)
             stats.append(self.sgd_step({name: tensor[indices] for name, tensor in data.items()}))
             if step % self.cfg.num_batches_per_epoch == 0:
                 self.update_learning_rate(stats[-self.cfg.num_batches_per_epoch:])
-            if step == len(steps):  # last within a dataset all see it alike
+            if last:  # within a dataset all its observations are normalized alike
                 self.update_normalizers(data)
             self.buffers.weights.publish(self.model, self.sgd_steps)
-        if stats:
-            self.report(("trained", self.summarize(stats, lag[data["valid"]], data["valid"])))
+            if last:
+                break
+        self.report(("trained", self.summarize(stats, lag[data["valid"]], data["valid"])))
         if not self.cfg.async_rl:
             for slot in batch.slots:
                 self.free_slot(slot)
         batch.slots.clear()
-        self.free_batches.put(batch)
+        self.spare = batch
 
     def minibatches(self) -> Iterator[Tensor]:
         """Draw the dataset's trajectories in random order, as one index tensor for each minibatch."""
@@ -277,11 +281,15 @@ class Learner:
         """Set the rate of the next epoch from the progress of the whole run, or from the last epoch's mean KL."""
         cfg = self.cfg
         if cfg.lr_schedule == "linear_decay":
-            self.learning_rate = cfg.learning_rate * max(0.0, 1 - self.env_steps_trained / cfg.train_for_env_steps)
+            self.learning_rate = self.linear_rate()
         elif cfg.lr_schedule == "kl_adaptive":
             kl = float(torch.stack([minibatch["kl"] for minibatch in stats]).mean())
             self.learning_rate = kl_adaptive_rate(self.learning_rate, kl, cfg.lr_schedule_kl_threshold,
                                                   cfg.lr_adaptive_min, cfg.lr_adaptive_max)
+
+    def linear_rate(self) -> float:
+        """Return the rate that falls from its initial value to 0 over the env_steps of the whole run."""
+        return self.cfg.learning_rate * max(0.0, 1 - self.env_steps_trained / self.cfg.train_for_env_steps)
 
     def summarize(self, stats: list[dict[str, Tensor]], lag: Tensor, valid: Tensor) -> dict[str, float]:
         """Average the statistics of a dataset's SGD steps; the lag is in SGD steps, before the first of them."""

@@ -41,6 +41,7 @@ class Records:
         self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
         self.latest: dict[str, float] = {"sgd_steps": earlier.get("sgd_steps", 0)}
         self.last_saved = {SAVE_PERIODIC: time.monotonic(), SAVE_BEST: -math.inf, SAVE_MILESTONE: time.monotonic()}
+        self.goal = cfg.train_for_env_steps
         self.train_sec = 0.0  # in earlier calls of train()
         self.begun: float | None = None  # when the running call of train() began
         self.steps_before_train = self.steps_at_row = 0
@@ -97,26 +98,29 @@ class Records:
 
     # ---- output --------------------------------------------------------------------------------------------------
 
-    def begin(self, env_steps: int) -> None:
-        """Start the clock of a call of train()."""
+    def begin(self, env_steps: int, goal: int) -> None:
+        """Start the clock of a call of train() that is to reach `goal` env_steps."""
+        self.goal = goal
         self.begun = self.last_row = time.monotonic()
         self.steps_before_train = self.steps_at_row = env_steps
 
     def end(self, env_steps: int) -> None:
-        """Stop the clock of a call of train()."""
+        """Stop the clock of a call of train(), after a last row of what was learned since the one before."""
+        if self.training:
+            self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
         self.steps_trained += env_steps - self.steps_before_train
         self.steps_before_train = env_steps
 
-    def tick(self, env_steps: int, goal: int) -> list[int]:
+    def tick(self, env_steps: int) -> list[int]:
         """Write a row if one is due; return the kinds of checkpoints that are due."""
         now = time.monotonic()
         elapsed = now - self.last_row
         due = bool(self.training) if self.cfg.serial_mode else elapsed >= self.cfg.report_interval_sec
         if not due:
             return []
-        self._write_row(env_steps, goal)
+        self._write_row(env_steps)
         saves = []
         if now - self.last_saved[SAVE_PERIODIC] >= self.cfg.save_every_sec:
             saves.append(SAVE_PERIODIC)
@@ -129,7 +133,7 @@ class Records:
         self.last_saved |= dict.fromkeys(saves, now)
         return saves
 
-    def _write_row(self, env_steps: int, goal: int) -> None:
+    def _write_row(self, env_steps: int) -> None:
         now = time.monotonic()
         seconds = max(now - self.last_row, 1e-9)
         fps = (env_steps - self.steps_at_row) * self.cfg.env_frameskip / seconds
@@ -155,7 +159,7 @@ class Records:
             if value is not None:
                 self.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, env_steps)
         self._write_summary(env_steps)
-        self._show_progress(row, goal)
+        self._show_progress(row)
 
     def _measure_memory(self) -> int:
         """Return the bytes of memory of all processes of the run, shared pages counted once."""
@@ -187,10 +191,10 @@ class Records:
         temporary.write_text(json.dumps(summary, indent=2) + "\n")
         os.replace(temporary, self.run_dir / "summary.json")
 
-    def _show_progress(self, row: dict[str, Any], goal: int) -> None:
-        steps_left = (goal - row["env_steps"]) * self.cfg.env_frameskip / max(row["fps"], 1e-9)
+    def _show_progress(self, row: dict[str, Any]) -> None:
+        steps_left = (self.goal - row["env_steps"]) * self.cfg.env_frameskip / max(row["fps"], 1e-9)
         seconds_left = min(max(steps_left, 0), self.cfg.train_for_seconds - self.wall_sec)
-        percent = 100 * max(row["env_steps"] / goal, self.wall_sec / self.cfg.train_for_seconds)
+        percent = 100 * max(row["env_steps"] / self.goal, self.wall_sec / self.cfg.train_for_seconds)
         parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
         if row["mean_return"] is not None:
             parts.append(f"return {row['mean_return']:.2f}")

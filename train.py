@@ -6,6 +6,7 @@ bad input (one line), 1 when a component failed (its traceback). Read next: `app
 
 import signal
 import sys
+import time
 from types import FrameType
 
 import checkpoint
@@ -15,22 +16,27 @@ from envs import profile
 
 
 class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM into an orderly stop; the second one ends the program at once."""
+    """Turns Ctrl-C or SIGTERM into an orderly stop; one more Ctrl-C, a second later or more, ends it at once."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested_at: float | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 
+    def __call__(self) -> bool:
+        """Tell whether a stop was requested."""
+        return self.requested_at is not None
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested_at is None:
+            self.requested_at = time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self.requested_at > 1.0:
             raise KeyboardInterrupt
-        self.requested = True
 
 
 def configure(argv: list[str]) -> Config:
     """Build the configuration: defaults, the family's profile, the run being resumed, the command line."""
-    given = make_parser(__doc__.splitlines()[0]).parse(argv)
+    given = vars(make_parser(__doc__.splitlines()[0]).parse(argv))
     env_profile = profile(given.get("env", ""))
     cfg = make_config(env_profile, given)
     if cfg.restart_behavior == "resume" and checkpoint.find_checkpoint(cfg.run_dir) is not None:
@@ -47,10 +53,13 @@ def main(argv: list[str]) -> int:
     stop = StopRequest()
     try:
         with APPO(configure(argv)) as appo:
-            appo.train(should_stop=lambda: stop.requested)
+            appo.train(should_stop=stop)
     except UserError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("train.py: interrupted twice, ended without saving", file=sys.stderr)
+        return 1
     except ComponentError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,183 @@
+"""The whole system: reproducible, resumable, bounded when the learner is slow; learns CartPole and Pendulum."""
+
+import json
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from counting_env import CountingEnv, make_counting_env
+from test_rollout_worker import Threads
+
+import checkpoint
+from appo import APPO
+from config import make_config
+from learner import Learner
+from model import ActorCritic
+from policy_worker import PolicyWorker
+from rollout_worker import RolloutWorker
+from shared_buffers import RESUME, SLOT, STOP, SharedBuffers
+
+CLOCK = {"wall_sec", "fps"}
+SMALL: dict[str, Any] = {
+    "num_workers": 2, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64, "num_batches_per_epoch": 2,
+    "num_epochs": 2, "encoder_mlp_layers": (16,), "serial_mode": True, "train_for_env_steps": 3000}
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Read metrics.jsonl without the clock times."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in CLOCK} for row in rows]
+
+
+def run(train_dir: Path, *steps: int, **settings: Any) -> APPO:
+    with APPO("CartPole-v1", **SMALL | {"train_dir": str(train_dir)} | settings) as appo:
+        for n in steps or (None,):
+            appo.train(n)
+    return appo
+
+
+@pytest.mark.parametrize("async_rl", [False, True])
+def test_serial_mode_gives_bit_identical_figures_twice(tmp_path: Path, *, async_rl: bool) -> None:
+    first, second, other = (
+        run(tmp_path / name, async_rl=async_rl, seed=seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
+    rows = metrics(first.cfg.run_dir)
+    assert len(rows) > 10
+    assert rows == metrics(second.cfg.run_dir)
+    assert rows != metrics(other.cfg.run_dir), "the seed matters"
+    for a, b in zip(first.learner.model.parameters(), second.learner.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_training_in_two_calls_equals_training_in_one(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", 2048)
+    parts = run(tmp_path / "parts", 1024, 1024)
+    assert metrics(whole.cfg.run_dir) == metrics(parts.cfg.run_dir)
+
+
+def test_synchronous_mode_has_no_lag_and_asynchronous_mode_has_some(tmp_path: Path) -> None:
+    for async_rl in (False, True):
+        rows = metrics(run(tmp_path / str(async_rl), async_rl=async_rl, serial_mode=False).cfg.run_dir)
+        lag = max(row.get("policy_lag_max", 0) for row in rows)
+        assert (lag > 0) == async_rl
+
+
+def test_synchronous_mode_starts_every_dataset_with_ratios_of_one(tmp_path: Path) -> None:
+    appo = run(tmp_path, async_rl=False, num_batches_per_epoch=1, batch_size=128, num_epochs=1)
+    for row in metrics(appo.cfg.run_dir):
+        assert row["ratio_min"] == pytest.approx(1, abs=1e-5)
+        assert row["ratio_max"] == pytest.approx(1, abs=1e-5)
+        assert row["policy_lag_max"] == 0
+
+
+def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_path: Path) -> None:
+    settings = {"lr_schedule": "linear_decay", "train_for_env_steps": 4000}
+    first = run(tmp_path, 2000, **settings)
+    saved = checkpoint.load_checkpoint(checkpoint.find_checkpoint(first.cfg.run_dir))
+    with APPO("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)} | settings) as second:
+        resumed = second.learner.state_dict()
+        assert_equal(resumed, saved)
+        assert second.env_steps == first.env_steps
+        rows_before = len(metrics(second.cfg.run_dir))
+        second.train()
+    rows = metrics(second.cfg.run_dir)
+    assert len(rows) > rows_before, "metrics.jsonl is continued, not begun anew"
+    for row in rows:  # one schedule over the whole run, across the resume
+        expected = 1e-3 * max(0.0, 1 - row["env_steps_trained"] / 4000)
+        assert row["learning_rate"] == pytest.approx(expected, rel=1e-12)
+    steps = [row["sgd_steps"] for row in rows]
+    assert steps == sorted(steps)
+    assert second.env_steps >= 4000
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Compare nested states bit by bit."""
+    assert type(a) is type(b) or isinstance(a, dict)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, (list, tuple)):
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b
+
+
+def start_threads(buffers: SharedBuffers, components: list[Any]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=component.run) for component in components]
+    for thread in threads:
+        thread.start()
+    for inbox in buffers.inboxes:
+        inbox.put((RESUME, 0))
+    return threads
+
+
+def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
+    cfg = make_config({
+        "env": "counting", "train_dir": str(tmp_path), "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8,
+        "batch_size": 32, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (8,)})
+    model = ActorCritic(cfg, CountingEnv.obs_space, CountingEnv.action_space)
+    device = torch.device("cpu")
+    buffers = SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, device, Threads)
+    reports: list[dict[str, float]] = []
+    in_transit: list[int] = []
+
+    class SlowLearner(Learner):
+        def sgd_step(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            time.sleep(0.02)
+            in_transit.append(buffers.trajectories_done.qsize())
+            return super().sgd_step(data)
+
+    learner = SlowLearner(cfg, buffers, device, lambda report: reports.append(report[1]))
+    workers = [RolloutWorker(cfg, buffers, worker, lambda report: None, make_counting_env) for worker in range(2)]
+    threads = start_threads(buffers, [learner, PolicyWorker(cfg, buffers, device), *workers])
+    deadline = time.monotonic() + 60
+    while len(reports) < 12 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    most_in_transit = max(in_transit)
+    buffers.stopping.fill_(True)
+    for messages in (*buffers.inboxes, buffers.requests, buffers.trajectories_done):
+        messages.put((STOP, 0))
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert len(reports) >= 12
+    steps_per_dataset = cfg.num_batches_per_epoch * cfg.num_epochs
+    ahead = 1 + math.ceil(buffers.num_slots / cfg.trajectories_per_dataset)  # datasets in the batch and in all slots
+    assert max(report["policy_lag_max"] for report in reports) <= ahead * steps_per_dataset
+    assert most_in_transit <= buffers.num_slots
+    trained = reports[-1]["env_steps_trained"]
+    held = (buffers.num_slots + 2 * cfg.trajectories_per_dataset) * cfg.rollout
+    assert int(buffers.env_steps.sum()) <= trained + held, "sampling waits for the learner"
+
+
+def test_without_a_learner_sampling_stops_when_all_slots_are_full() -> None:
+    cfg = make_config({"env": "counting", "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32})
+    model = ActorCritic(cfg, CountingEnv.obs_space, CountingEnv.action_space)
+    device = torch.device("cpu")
+    buffers = SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, device, None)
+    worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_counting_env)
+    server = PolicyWorker(cfg, buffers, device)
+    worker.handle(RESUME, 0)
+    while not buffers.requests.empty():
+        server.serve([buffers.requests.get()])
+        while not buffers.inboxes[0].empty():
+            worker.handle(*buffers.inboxes[0].get())
+    done = [buffers.trajectories_done.get() for _ in range(buffers.trajectories_done.qsize())]
+    assert all(kind == SLOT for kind, _ in done)
+    assert len({slot for _, slot in done}) == len(done) == buffers.num_slots
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("env", "goal"), [("CartPole-v1", 475.0), ("Pendulum-v1", -300.0)])
+def test_learns_with_the_default_settings(tmp_path: Path, env: str, goal: float) -> None:
+    """Train as `python train.py --env ENV` does, until the mean return of the last 100 episodes reaches the goal."""
+    with APPO(env, train_dir=str(tmp_path), num_workers=2) as appo:
+        appo.train(should_stop=lambda: len(appo.records.returns) == 100 and appo.records.mean_return >= goal)
+        assert appo.records.mean_return >= goal, f"{appo.env_steps} env_steps"

@@ -1,0 +1,275 @@
+"""The configuration: what the command line accepts, what is refused and with which advice, layers, saving, help."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import Config, UserError, load_saved, make_config, make_parser
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+NUMERIC = [name for name, field in FIELDS.items() if field.type in (int, float)]
+FLOATS = [name for name, field in FIELDS.items() if field.type is float]
+CHOICES = [(name, choice) for name, field in FIELDS.items() for choice in field.metadata["choices"] or ()]
+
+
+def parse(*argv: str) -> dict[str, Any]:
+    """Return the settings given on a command line."""
+    return vars(make_parser("test").parse(argv))
+
+
+def refusal(settings: dict[str, Any]) -> str:
+    """Return the one line with which settings are refused."""
+    with pytest.raises(UserError) as refused:
+        make_config(settings)
+    return one_line(refused)
+
+
+def parse_refusal(*argv: str) -> str:
+    """Return the one line with which a command line is refused."""
+    with pytest.raises(UserError) as refused:
+        parse(*argv)
+    return one_line(refused)
+
+
+def one_line(refused: pytest.ExceptionInfo[UserError]) -> str:
+    text = str(refused.value)
+    assert text
+    assert "\n" not in text
+    return text
+
+
+# ---- what the command line accepts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("argv", "value"), [
+    (["--async_rl"], True), (["--async_rl=True"], True), (["--async_rl", "true"], True), (["--async_rl=1"], True),
+    (["--async_rl", "yes"], True), (["--async_rl=False"], False), (["--async_rl", "False"], False),
+    (["--async_rl=0"], False), (["--async_rl", "no"], False),
+])
+def test_boolean_forms(argv: list[str], value: bool) -> None:
+    assert parse(*argv) == {"async_rl": value}
+    assert parse(*argv, "--seed", "3") == {"async_rl": value, "seed": 3}
+
+
+@pytest.mark.parametrize(("text", "value"), [("10000000", 10_000_000), ("1e7", 10_000_000), ("2.5e3", 2500)])
+def test_whole_numbers(text: str, value: int) -> None:
+    given = parse("--train_for_env_steps", text)
+    assert given == {"train_for_env_steps": value}
+    assert type(given["train_for_env_steps"]) is int
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-3", 0.001), ("1", 1.0), ("inf", math.inf)])
+def test_fractions(text: str, value: float) -> None:
+    assert parse("--train_for_seconds", text) == {"train_for_seconds": value}
+
+
+@pytest.mark.parametrize(("argv", "value"), [
+    (["--encoder_mlp_layers", "64", "32"], (64, 32)), (["--encoder_mlp_layers=64"], (64,)),
+    (["--encoder_mlp_layers"], ()),
+])
+def test_tuples(argv: list[str], value: tuple[int, ...]) -> None:
+    assert make_config(parse(*argv)).encoder_mlp_layers == value
+
+
+def test_only_what_was_given_is_returned() -> None:
+    assert parse() == {}
+
+
+@pytest.mark.parametrize(("flag", "text"), [
+    ("async_rl", "maybe"), ("async_rl", ""), ("batch_size", "x"), ("batch_size", "1.5"), ("batch_size", "1e-3"),
+    ("batch_size", ""), ("batch_size", "inf"), ("batch_size", "1e400"), ("batch_size", "nan"), ("gamma", "nan"),
+    ("gamma", "x"), ("encoder_mlp_layers", "64.5"),
+])
+def test_nonsense_is_refused_naming_flag_and_value(flag: str, text: str) -> None:
+    refused = parse_refusal(f"--{flag}={text}")
+    assert f"--{flag}" in refused
+    assert text in refused
+    assert "_parse" not in refused, "the name of a function of ours tells the user nothing"
+
+
+@pytest.mark.parametrize(("argv", "meant"), [
+    (["--num_worker", "2"], "--num_workers"), (["--batchsize=64"], "--batch_size"),
+    (["--learning-rate", "1e-3"], "--learning_rate"), (["--async-rl"], "--async_rl"), (["--rolout=8"], "--rollout"),
+    (["--seed", "1", "--devise", "cpu"], "--device"),
+])
+def test_unknown_flag_names_the_nearest(argv: list[str], meant: str) -> None:
+    assert f"did you mean {meant}?" in parse_refusal(*argv)
+
+
+def test_flag_that_resembles_none_is_refused_too() -> None:
+    assert "--xyzzyqqq" in parse_refusal("--xyzzyqqq", "1")
+    assert "extra" in parse_refusal("extra")
+
+
+def test_abbreviations_are_refused() -> None:
+    assert "did you mean --train_for_env_steps?" in parse_refusal("--train_for_env=5")
+
+
+def test_unknown_setting_names_the_nearest() -> None:
+    assert "did you mean num_workers?" in refusal({"num_worker": 2})
+
+
+@pytest.mark.parametrize(("name", "choice"), CHOICES)
+def test_unknown_choice_names_the_nearest_and_all(name: str, choice: str) -> None:
+    refused = refusal(parse(f"--{name}={choice[:-1]}"))
+    assert f"--{name}={choice[:-1]}" in refused
+    assert f"did you mean {choice}?" in refused
+    assert all(other in refused for other in FIELDS[name].metadata["choices"])
+    assert getattr(make_config(parse(f"--{name}={choice}")), name) == choice
+
+
+# ---- refused values and combinations, and the advice ---------------------------------------------------------------
+
+
+def advice(text: str) -> list[list[str]]:
+    """Return the command lines that a refusal proposes: after the semicolon '--a=1 --b=2', or '1 or 2' for the flag."""
+    assert ";" in text, f"no advice in: {text}"
+    hint = text.split(";", 1)[1]
+    flags = re.findall(r"--\w+=[\w.]+", hint)
+    if flags:
+        return [flags]
+    flag = re.search(r"--\w+", text).group()
+    return [[f"{flag}={number}"] for number in re.findall(r"\d+", hint)]
+
+
+@pytest.mark.parametrize(("flags", "named"), [
+    (["--batch_size=100", "--rollout=32"], ["batch_size", "rollout"]),
+    (["--batch_size=20", "--rollout=32"], ["batch_size", "rollout"]),
+    (["--num_envs_per_worker=1", "--worker_num_splits=2"], ["num_envs_per_worker", "worker_num_splits"]),
+    (["--num_envs_per_worker=2", "--worker_num_splits=3"], ["num_envs_per_worker", "worker_num_splits"]),
+    (["--num_envs_per_worker=7", "--worker_num_splits=2"], ["num_envs_per_worker", "worker_num_splits"]),
+    (["--num_envs_per_worker=8", "--worker_num_splits=3"], ["num_envs_per_worker", "worker_num_splits"]),
+    (["--async_rl=False", "--num_workers=2", "--num_envs_per_worker=4", "--rollout=8", "--batch_size=64",
+      "--num_batches_per_epoch=2"], ["async_rl", "batch_size", "num_batches_per_epoch", "num_envs_per_worker"]),
+    (["--async_rl=False", "--num_workers=3", "--num_envs_per_worker=2", "--rollout=8", "--batch_size=8"],
+     ["async_rl", "batch_size", "num_batches_per_epoch", "num_envs_per_worker"]),
+])
+def test_impossible_combination_is_refused_with_advice_that_works(flags: list[str], named: list[str]) -> None:
+    text = refusal(parse(*flags))
+    assert all(f"--{name}" in text for name in named)
+    proposals = advice(text)
+    assert proposals, f"no value to use in: {text}"
+    for proposal in proposals:
+        make_config(parse(*flags, *proposal))
+
+
+def test_synchronous_mode_accepts_one_trajectory_of_each_environment() -> None:
+    cfg = make_config({"async_rl": False, "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32,
+                       "num_batches_per_epoch": 2})
+    assert cfg.trajectories_per_dataset == cfg.num_agents == 8
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_negative_is_refused_naming_the_bound(name: str) -> None:
+    one_each = {"rollout": 1, "worker_num_splits": 1}  # so that any value of the other settings divides
+    text = refusal(one_each | {name: FIELDS[name].type(-1)})
+    assert text.startswith(f"--{name}=-1")
+    allowed = [value for bound, values in {"greater than 0": [1], "not be negative": [0], "between 0 and 1": [0, 1]}
+               .items() if bound in text for value in values]
+    assert allowed, f"no bound in: {text}"
+    for value in allowed:
+        make_config(one_each | {name: FIELDS[name].type(value)})
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_nan_is_refused(name: str) -> None:
+    assert f"--{name}=nan" in refusal({name: math.nan})
+
+
+@pytest.mark.parametrize("name", ["gamma", "gae_lambda", "adam_beta1", "adam_beta2"])
+def test_fraction_above_one_is_refused(name: str) -> None:
+    assert f"--{name}=1.1 must lie between 0 and 1" in refusal({name: 1.1})
+
+
+@pytest.mark.parametrize("name", ["num_workers", "rollout", "batch_size", "learning_rate", "keep_checkpoints"])
+def test_zero_is_refused_where_it_means_nothing(name: str) -> None:
+    assert f"--{name}=0 must be greater than 0" in refusal({name: 0})
+
+
+@pytest.mark.parametrize("layers", [(0,), (64, -1), (64, 1.5)])
+@pytest.mark.parametrize("name", ["encoder_mlp_layers", "encoder_conv_mlp_layers"])
+def test_layer_sizes_are_positive_whole_numbers(name: str, layers: tuple) -> None:
+    assert f"--{name}" in refusal({name: layers})
+
+
+@pytest.mark.parametrize(("name", "value", "kind"), [
+    ("batch_size", "1024", "int"), ("batch_size", 1024.0, "int"), ("batch_size", None, "int"), ("seed", True, "int"),
+    ("gamma", "0.9", "float"), ("gamma", True, "float"), ("async_rl", 1, "bool"), ("async_rl", "False", "bool"),
+    ("env", 3, "str"), ("encoder_mlp_layers", 64, "tuple"),
+])
+def test_wrong_type_is_refused(name: str, value: Any, kind: str) -> None:
+    assert refusal({name: value}) == f"--{name}={value!r} is not of type {kind}"
+
+
+# ---- layers and saving ---------------------------------------------------------------------------------------------
+
+
+def test_later_layers_win() -> None:
+    cfg = make_config({"seed": 1, "gamma": 0.5, "rollout": 8}, {"seed": 2, "gamma": 0.6}, {"seed": 3})
+    assert (cfg.seed, cfg.gamma, cfg.rollout, cfg.num_epochs) == (3, 0.6, 8, FIELDS["num_epochs"].default)
+
+
+@pytest.mark.parametrize("settings", [
+    {},
+    {"env": "ALE/Pong-v5", "encoder_mlp_layers": (7, 8, 9), "encoder_conv_mlp_layers": (), "async_rl": False,
+     "num_workers": 1, "num_envs_per_worker": 2, "batch_size": 64, "learning_rate": 1 / 3},
+    {"train_for_seconds": 2.5, "save_milestones_sec": 1.0, "stall_timeout_sec": math.inf, "device": "cuda:1"},
+])
+def test_saved_settings_come_back_equal(tmp_path: Path, settings: dict[str, Any]) -> None:
+    cfg = make_config(settings)
+    cfg.save(tmp_path / "config.json")
+    assert make_config(load_saved(tmp_path / "config.json")) == cfg
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "3", None])
+def test_damaged_settings_file_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError) as refused:
+        load_saved(path)
+    text = one_line(refused)
+    assert str(path) in text
+    assert "--restart_behavior=restart" in text
+
+
+def test_config_is_frozen_and_holds_only_immutable_values() -> None:
+    cfg = make_config({"encoder_mlp_layers": [64, 64]})
+    for name in FIELDS:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(cfg, name, getattr(cfg, name))
+    hash(cfg)
+
+
+# ---- help and use ----------------------------------------------------------------------------------------------------
+
+
+def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10000")  # or words would be broken at their hyphens
+    entries = re.split(r"\n +--", make_parser("test").format_help())
+    helps = {entry.split()[0]: " ".join(entry.split()) for entry in entries}
+    default = Config()
+    for name, field in FIELDS.items():
+        value = getattr(default, name)
+        shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"
+        assert f"{field.metadata['help']} [{shown}]" in helps[name]
+        assert all(choice in helps[name] for choice in field.metadata["choices"] or ())
+
+
+def test_help_leaves_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse("--help")
+    assert left.value.code == 0
+    assert "--num_envs_per_worker" in capsys.readouterr().out
+
+
+def test_every_setting_is_read_by_a_component() -> None:
+    """Validation alone (there the configuration is called `c`) is no use of a setting."""
+    sources = {path.name: path.read_text() for path in Path(__file__).parent.parent.glob("*.py")}
+    unused = [name for name in FIELDS if not re.search(rf"\bself\.{name}\b", sources["config.py"])
+              and not any(re.search(rf"\bcfg\.{name}\b", source) for source in sources.values())]
+    assert unused == []

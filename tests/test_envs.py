@@ -1,0 +1,436 @@
+"""The environment families: Atari in C++ against gymnasium's wrappers, autoreset, time limits, spaces, unknown ids."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import ale_py.vector_env
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import envs
+from config import Config, UserError, make_config
+from envs import VectorEnv, make_vector_env, to_env_actions
+
+
+def make_cfg(env_id: str, **settings: Any) -> Config:
+    return make_config(envs.profile(env_id), {"env": env_id, **settings})
+
+
+def make(env_id: str, num_envs: int = 2) -> VectorEnv:
+    return make_vector_env(make_cfg(env_id), num_envs)
+
+
+class TinyEnv(gym.Env):
+    """An environment of any spaces: 0 everywhere, never done. Acting raises when the action is not of its space."""
+
+    def __init__(self, obs_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = obs_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.fixture
+def register(request: pytest.FixtureRequest) -> Any:
+    """Return a function that registers an environment until the end of the test."""
+    def register_env(entry_point: Any, **kwargs: Any) -> str:
+        gym.register("TinyForTest-v0", entry_point, kwargs=kwargs)
+        request.addfinalizer(lambda: gym.registry.pop("TinyForTest-v0"))
+        return "TinyForTest-v0"
+    return register_env
+
+
+# ---- Atari -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def captured_kwargs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what `_atari_vector` asks AtariVectorEnv for, once it has."""
+    captured: dict[str, Any] = {}
+    original = ale_py.vector_env.AtariVectorEnv
+
+    def record(*args: Any, **kwargs: Any) -> gym.vector.VectorEnv:
+        captured.update(kwargs)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(ale_py.vector_env, "AtariVectorEnv", record)
+    return captured
+
+
+@pytest.mark.parametrize(("env_id", "seed"), [("PongNoFrameskip-v4", 5), ("BreakoutNoFrameskip-v4", 3)])
+def test_atari_in_cpp_equals_gymnasiums_wrappers(env_id: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two differ only in their random no-ops, so here there are none."""
+    original = ale_py.vector_env.AtariVectorEnv
+    monkeypatch.setattr(ale_py.vector_env, "AtariVectorEnv",
+                        lambda *args, **kwargs: original(*args, **kwargs | {"noop_max": 0}))
+    cfg = make_cfg(env_id)
+    fast = make_vector_env(cfg, 1)
+    slow = envs.atari_env(cfg, envs.find_spec(env_id), None, noop_max=0)
+    assert fast.action_space == slow.action_space
+    fast_obs = fast.reset(seed)["obs"]
+    slow_obs, _ = slow.reset(seed=seed)
+    actions = np.random.default_rng(0)
+    fast_return = slow_return = 0.0
+    done, steps = False, 0
+    while not done:
+        assert fast_obs.dtype == slow_obs.dtype == np.uint8
+        assert fast_obs[0].shape == slow_obs.shape == (4, 84, 84)
+        assert np.abs(fast_obs[0].astype(int) - slow_obs.astype(int)).max() <= 1, f"step {steps}"
+        action = actions.integers(fast.action_space.n)
+        obs, rewards, terminated, truncated = fast.step(np.array([action]))
+        fast_obs = obs["obs"]
+        slow_obs, reward, slow_terminated, slow_truncated, _ = slow.step(action)
+        assert (rewards[0], terminated[0], truncated[0]) == (reward, slow_terminated, slow_truncated), f"step {steps}"
+        fast_return, slow_return = fast_return + rewards[0], slow_return + reward
+        done, steps = slow_terminated or slow_truncated, steps + 1
+    assert np.abs(fast_obs[0].astype(int) - slow_obs.astype(int)).max() <= 1, "final observation"
+    assert steps > 100
+    assert fast_return == slow_return
+    assert fast_return < 0 if "Pong" in env_id else fast_return > 0
+    fast.close()
+    slow.close()
+
+
+@pytest.mark.parametrize(("env_id", "stickiness"), [
+    ("ALE/Pong-v5", 0.25), ("PongNoFrameskip-v4", 0.0), ("Pong-v0", 0.25), ("Pong-v4", 0.0),
+])
+def test_atari_vector_has_the_stickiness_of_the_id(env_id: str, stickiness: float,
+                                                   captured_kwargs: dict[str, Any]) -> None:
+    make(env_id).close()
+    assert captured_kwargs["repeat_action_probability"] == stickiness
+    assert captured_kwargs["frameskip"] == 4
+    assert captured_kwargs["stack_num"] == 4
+    assert captured_kwargs["max_num_frames_per_episode"] == 108_000
+
+
+def test_atari_obeys_frameskip_and_framestack(captured_kwargs: dict[str, Any]) -> None:
+    env = make_vector_env(make_cfg("PongNoFrameskip-v4", env_frameskip=2, env_framestack=3), 1)
+    assert env.reset(0)["obs"].shape == (1, 3, 84, 84)
+    assert captured_kwargs["frameskip"] == 2
+    env.close()
+
+
+def test_atari_rewards_are_not_clipped() -> None:
+    env = make("MsPacmanNoFrameskip-v4")
+    env.reset(0)
+    actions = np.random.default_rng(0)
+    assert max(env.step(actions.integers(env.action_space.n, size=2))[1].max() for _ in range(100)) >= 10
+    env.close()
+
+
+@pytest.mark.parametrize(("frameskip", "steps"), [(4, 25), (1, 100)])
+def test_atari_time_limit_counts_frames_and_truncates(frameskip: int, steps: int) -> None:
+    """So the 108,000 frames of every id are 27,000 env_steps at frameskip 4 (no-ops and FIRE come on top)."""
+    env_id = "PongNoFrameskip-v4"
+    spec = copy.deepcopy(envs.find_spec(env_id))
+    spec.kwargs["max_num_frames_per_episode"] = 100
+    env = VectorEnv(envs._atari_vector(make_cfg(env_id, env_frameskip=frameskip), spec, 2))
+    env.reset(0)
+    for step in range(1, 2 * steps + 2):  # two episodes and the step between them, which only resets
+        _, _, terminated, truncated = env.step(np.zeros(2, int))
+        assert not terminated.any()
+        assert (truncated == (step in (steps, 2 * steps + 1))).all(), f"step {step}"
+    env.close()
+
+
+def test_atari_resets_at_the_next_step() -> None:
+    """The ball is lost 21 times, then comes the final observation; the step after it begins a new game."""
+    env = make("PongNoFrameskip-v4", 1)
+    first = env.reset(0)["obs"]
+    done = False
+    while not done:
+        obs, _, terminated, truncated = env.step(np.zeros(1, int))
+        done = terminated[0] or truncated[0]
+    assert terminated[0]
+    assert not truncated[0]
+    assert obs["obs"][0].any(axis=(1, 2)).all(), "the final observation has no padding of zeros"
+    obs, rewards, terminated, truncated = env.step(np.zeros(1, int))
+    assert rewards[0] == 0
+    assert not terminated[0]
+    assert not truncated[0]
+    assert (obs["obs"][0].any(axis=(1, 2)) == first[0].any(axis=(1, 2))).all(), "padded like any first observation"
+    env.close()
+
+
+def test_atari_env_can_be_rendered() -> None:
+    env = make_vector_env(make_cfg("PongNoFrameskip-v4"), 1, render_mode="rgb_array")
+    assert env.reset(0)["obs"].shape == (1, 4, 84, 84)
+    env.step(np.zeros(1, int))
+    picture = env.render()
+    assert picture.shape == (210, 160, 3)
+    assert picture.dtype == np.uint8
+    env.close()
+
+
+# ---- autoreset and time limits ---------------------------------------------------------------------------------------
+
+
+def test_cartpole_resets_at_the_next_step() -> None:
+    """Pushing one way always fails within the angle's limit; both actions after that lead to one first observation."""
+    afterwards = []
+    for action in (0, 1):
+        env = make("CartPole-v1", 1)
+        assert not isinstance(env._env, gym.vector.SyncVectorEnv), "CartPole has a vector environment of its own"
+        env.reset(0)
+        terminated = np.array([False])
+        while not terminated[0]:
+            obs, rewards, terminated, truncated = env.step(np.ones(1, int))
+            assert rewards[0] == 1
+            assert not truncated[0]
+        assert abs(obs["obs"][0, 2]) > 12 * np.pi / 180, "the final observation is the fallen pole's"
+        obs, rewards, terminated, truncated = env.step(np.full(1, action))
+        assert np.abs(obs["obs"]).max() <= 0.05, "a first observation"
+        assert rewards[0] == 0
+        assert not terminated[0]
+        assert not truncated[0]
+        afterwards.append(obs["obs"])
+        assert np.abs(env.step(np.full(1, action))[0]["obs"] - obs["obs"]).max() > 0.1, "the next action counts again"
+    assert (afterwards[0] == afterwards[1]).all()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_only_finished_environments_reset(env_id: str) -> None:
+    """Environments that go on are not touched by their neighbor's reset."""
+    env = make(env_id, 2)
+    alone = make(env_id, 2)
+    env.reset(0)
+    alone.reset(0)
+    for _ in range(30):
+        if env_id == "CartPole-v1":  # environment 0 falls; environment 1 balances by its angle
+            actions = np.array([1, int(env._env.state[2, 1] + 0.3 * env._env.state[3, 1] > 0)])
+        else:
+            actions = np.array([[1.0], [-1.0]], np.float32)
+        obs, rewards, terminated, truncated = env.step(actions)
+        assert not terminated[1]
+        assert not truncated[1]
+        assert rewards[1] != 0
+        other, *_ = alone.step(np.array([actions[1]] * 2) if env_id == "Pendulum-v1" else actions[[1, 1]])
+        assert np.allclose(obs["obs"][1], other["obs"][1], atol=1e-5)
+
+
+def test_pendulum_is_truncated_at_its_time_limit_and_resets_at_the_next_step() -> None:
+    env = make("Pendulum-v1")
+    assert isinstance(env._env, gym.vector.SyncVectorEnv)
+    env.reset(0)
+    actions = np.full((2, 1), 0.5, np.float32)
+    for step in range(1, 201):
+        before = [single.unwrapped.state for single in env._env.envs]
+        obs, rewards, terminated, truncated = env.step(actions)
+        assert not terminated.any()
+        assert (truncated == (step == 200)).all(), f"step {step}"
+    for i, (angle, speed) in enumerate(before):  # the dynamics of Pendulum, torque 0.5 * 2
+        speed = np.clip(speed + (15 * np.sin(angle) + 3 * 1.0) * 0.05, -8, 8)
+        angle = angle + speed * 0.05
+        assert np.allclose(obs["obs"][i], [np.cos(angle), np.sin(angle), speed], atol=1e-5), "the true final one"
+    obs, rewards, terminated, truncated = env.step(actions)
+    assert (rewards == 0).all()
+    assert not terminated.any()
+    assert not truncated.any()
+    assert (np.abs(obs["obs"][:, 2]) <= 1).all(), "a first observation is slow"
+    for i, single in enumerate(env._env.envs):
+        assert np.allclose(obs["obs"][i], single.unwrapped._get_obs()), "no torque has acted on it"
+    obs, rewards, _, truncated = env.step(actions)
+    assert (rewards < 0).all()
+    assert not truncated.any()
+
+
+def test_other_autoreset_modes_are_refused() -> None:
+    with pytest.raises(UserError, match="NEXT_STEP"):
+        VectorEnv(gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")],
+                                           autoreset_mode=gym.vector.AutoresetMode.SAME_STEP))
+
+
+# ---- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def play(env_id: str, seed: int, steps: int) -> np.ndarray:
+    """Return the observations [steps + 1, N, ...] of random actions that are the same for every environment."""
+    env = make(env_id, 3)
+    random = np.random.default_rng(0)
+    observations = [env.reset(seed)["obs"]]
+    for _ in range(steps):
+        if isinstance(env.action_space, spaces.Discrete):
+            actions = np.full(3, random.integers(env.action_space.n))
+        else:
+            actions = np.repeat(random.uniform(-1, 1, (1, *env.action_space.shape)), 3, 0).astype(np.float32)
+        observations.append(env.step(actions)[0]["obs"].copy())
+    env.close()
+    return np.stack(observations)
+
+
+@pytest.mark.parametrize(("env_id", "steps"), [
+    ("CartPole-v1", 60), ("Pendulum-v1", 60), ("PongNoFrameskip-v4", 60), ("ALE/Breakout-v5", 60),
+])
+def test_seeds(env_id: str, steps: int) -> None:
+    first = play(env_id, 7, steps)
+    assert (first == play(env_id, 7, steps)).all(), "the same seed gives the same observations"
+    assert (first != play(env_id, 107, steps)).any(), "another seed gives others"
+    for i, k in ((0, 1), (0, 2), (1, 2)):
+        assert (first[:, i] != first[:, k]).any(), f"environments {i} and {k} are copies of each other"
+
+
+def test_environment_i_is_seeded_with_seed_plus_i() -> None:
+    assert (play("Pendulum-v1", 7, 5)[:, 1] == play("Pendulum-v1", 8, 5)[:, 0]).all()
+
+
+# ---- spaces ----------------------------------------------------------------------------------------------------------
+
+
+def test_box_actions_scale_to_the_bounds_and_clip() -> None:
+    space = spaces.Box(np.array([-2.0, 0.0, -1.0], np.float32), np.array([2.0, 10.0, 1.0], np.float32))
+    actions = np.array([[-1, -1, -1], [0, 0, 0], [1, 1, 1], [0.5, -0.5, 0.25], [9, -9, 9]], np.float32)
+    expected = [[-2, 0, -1], [0, 5, 0], [2, 10, 1], [1, 2.5, 0.25], [2, 0, 1]]
+    scaled = to_env_actions(actions, space)
+    assert scaled.dtype == np.float32
+    assert np.allclose(scaled, expected)
+    assert all(space.contains(action) for action in scaled)
+
+
+def test_unbounded_actions_pass_and_half_bounded_ones_are_clipped() -> None:
+    space = spaces.Box(np.array([-np.inf, 0.0], np.float32), np.array([np.inf, np.inf], np.float32))
+    actions = np.array([[-7.0, -7.0], [7.0, 7.0], [0.0, 0.5]], np.float32)
+    assert (to_env_actions(actions, space) == [[-7, 0], [7, 7], [0, 0.5]]).all()
+
+
+def test_box_actions_reach_the_environment_scaled() -> None:
+    env = make("Pendulum-v1")
+    env.reset(0)
+    env.step(np.array([[1.0], [-5.0]], np.float32))
+    assert [single.unwrapped.last_u for single in env._env.envs] == [2.0, -2.0]
+
+
+def test_discrete_actions_are_shifted_to_the_spaces_start(register: Any) -> None:
+    env = make(register(TinyEnv, obs_space=spaces.Box(-1, 1, (2,)), action_space=spaces.Discrete(3, start=5)))
+    env.reset(0)
+    env.step(np.array([0, 2]))
+    assert to_env_actions(np.array([0, 2]), env.action_space).tolist() == [5, 7]
+
+
+VECTOR, IMAGE = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+
+def test_observations_are_always_named(register: Any) -> None:
+    env = make("CartPole-v1")
+    assert list(env.obs_space) == list(env.reset(0)) == ["obs"]
+    env = make(register(TinyEnv, obs_space=spaces.Dict(speed=VECTOR, view=IMAGE), action_space=spaces.Discrete(2)))
+    assert env.obs_space == {"speed": VECTOR, "view": IMAGE}
+    obs = env.reset(0)
+    assert {name: value.shape for name, value in obs.items()} == {"speed": (2, 3), "view": (2, 8, 8, 3)}
+    assert env.step(np.zeros(2, int))[0].keys() == obs.keys()
+
+
+@pytest.mark.parametrize(("obs_space", "action_space", "part"), [
+    (spaces.Discrete(4), spaces.Discrete(2), "observation 'obs'"),
+    (spaces.Box(-1, 1, (3, 4)), spaces.Discrete(2), "observation 'obs'"),
+    (spaces.Box(-1, 1, ()), spaces.Discrete(2), "observation 'obs'"),
+    (spaces.MultiBinary(4), spaces.Discrete(2), "observation 'obs'"),
+    (spaces.Dict(near=VECTOR, kind=spaces.Discrete(4)), spaces.Discrete(2), "observation 'kind'"),
+    (spaces.Dict(near=VECTOR, deep=spaces.Dict(far=VECTOR)), spaces.Discrete(2), "observation 'deep'"),
+    (spaces.Tuple((VECTOR, IMAGE)), spaces.Discrete(2), "observation 'obs'"),
+    (VECTOR, spaces.MultiDiscrete([2, 3]), "action space"),
+    (VECTOR, spaces.Box(-1, 1, (2, 2)), "action space"),
+    (VECTOR, spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))), "action space"),
+])
+def test_unsupported_space_is_refused_naming_the_part(
+        register: Any, obs_space: spaces.Space, action_space: spaces.Space, part: str) -> None:
+    env_id = register(TinyEnv, obs_space=obs_space, action_space=action_space)
+    with pytest.raises(UserError) as refused:
+        make(env_id)
+    assert part in str(refused.value)
+    assert "supported are" in str(refused.value)
+
+
+# ---- ids, packages, profiles -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("env_id", "meant"), [
+    ("CartPol-v1", "CartPole-v1"), ("cartpole-v1", "CartPole-v1"), ("CartPole-v9", "CartPole-v1"),
+    ("PongNoFrameskip-v5", "PongNoFrameskip-v4"), ("ALE/Pang-v5", "ALE/Pong-v5"), ("Pendulum", "Pendulum-v1"),
+])
+def test_unknown_id_names_the_nearest(env_id: str, meant: str) -> None:
+    with pytest.raises(UserError) as refused:
+        envs.find_spec(env_id)
+    text = str(refused.value)
+    assert text.startswith(f"--env={env_id} is unknown; did you mean ")
+    assert meant in text
+    assert "\n" not in text
+    envs.find_spec(meant)
+
+
+@pytest.mark.parametrize("env_id", ["", " ", ":", ":CartPole-v1", "a:b:c", "no such thing", "Xyzzyqqq/Wvut-v3"])
+def test_malformed_id_is_refused(env_id: str) -> None:
+    with pytest.raises(UserError, match="--env"):
+        envs.find_spec(env_id)
+
+
+@pytest.mark.parametrize(("env_id", "package"), [
+    ("nomodule:Env-v0", "nomodule"), ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid"),
+    ("no_package.submodule:Env-v0", "no_package"),
+])
+def test_missing_module_gives_the_install_line(env_id: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "minigrid", None)  # missing, whether it is installed or not
+    with pytest.raises(UserError) as refused:
+        envs.find_spec(env_id)
+    assert str(refused.value).endswith(f"pip install {package}")
+
+
+def test_module_that_imports_a_missing_one_names_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_for_test.py").write_text("import not_installed_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="pip install not_installed_at_all$"):
+        envs.find_spec("module_for_test:Env-v0")
+
+
+def test_module_prefix_imports_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                          request: pytest.FixtureRequest) -> None:
+    (tmp_path / "good_module_for_test.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('TinyOfModule-v0', 'gymnasium.envs.classic_control:PendulumEnv')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    request.addfinalizer(lambda: gym.registry.pop("TinyOfModule-v0"))
+    env = make("good_module_for_test:TinyOfModule-v0")
+    assert env.reset(0)["obs"].shape == (2, 3)
+
+
+def raise_missing(**_: Any) -> None:
+    raise gym.error.DependencyNotInstalled("Foo is not installed, run `pip install foo`\nand more")
+
+
+def test_missing_dependency_of_an_environment_gives_the_install_line(register: Any) -> None:
+    env_id = register(raise_missing)
+    with pytest.raises(UserError) as refused:
+        make(env_id)
+    assert str(refused.value) == f"--env={env_id}: Foo is not installed, run `pip install foo`"
+
+
+@pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Breakout-v0", "ALE/Pong-v5"])
+def test_missing_ale_gives_the_install_line(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = {name: spec for name, spec in gym.registry.items() if "ale_py" not in str(spec.entry_point)}
+    monkeypatch.setattr(gym.envs.registration, "registry", without)
+    monkeypatch.setattr(gym, "registry", without)
+    monkeypatch.setitem(__import__("sys").modules, "ale_py", None)
+    with pytest.raises(UserError, match="pip install ale-py"):
+        envs.find_spec(env_id)
+
+
+@pytest.mark.parametrize(("env_id", "family"), [
+    ("PongNoFrameskip-v4", "atari"), ("ALE/Breakout-v5", "atari"), ("CartPole-v1", "classic_control"),
+    ("Pendulum-v1", "classic_control"), ("FrozenLake-v1", "other"),
+])
+def test_families(env_id: str, family: str) -> None:
+    assert envs.family(env_id) == family
+    assert envs.profile(env_id) is envs.PROFILES[family]
+
+
+@pytest.mark.parametrize("family", envs.PROFILES)
+def test_profiles_are_valid_settings(family: str) -> None:
+    cfg = make_config(envs.PROFILES[family])
+    assert {name: getattr(cfg, name) for name in envs.PROFILES[family]} == envs.PROFILES[family]

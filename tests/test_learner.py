@@ -1,0 +1,689 @@
+"""Tests of `learner.py`: one learner in this process, fed with trajectories that a real `PolicyWorker` acted."""
+
+import copy
+import itertools
+import math
+import queue
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+import checkpoint
+from config import Config
+from learner import (
+    Batch,
+    Learner,
+    clipped_value_loss,
+    explained_variance,
+    kl_adaptive_rate,
+    masked_mean,
+    masked_std,
+    normalize_advantages,
+    ppo_policy_loss,
+)
+from model import ActorCritic
+from policy_worker import PolicyWorker
+from shared_buffers import SLOT, SPLIT, STOP, SharedBuffers
+from vtrace import gae
+
+CPU = torch.device("cpu")
+OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
+DISCRETE = spaces.Discrete(3)
+CONTINUOUS = spaces.Box(-1, 1, (2,), np.float32)
+TRAJECTORIES = 4  # of one minibatch
+
+
+class Rig:
+    """A learner, the buffers it shares, a policy worker, and whatever the learner reported."""
+
+    def __init__(self, action_space: spaces.Space = DISCRETE, state: dict[str, Any] | None = None,
+                 **settings: Any) -> None:
+        defaults = {"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": TRAJECTORIES,
+                    "worker_num_splits": 1, "rollout": 8, "batch_size": 8 * TRAJECTORIES, "learning_rate": 1e-3,
+                    "encoder_mlp_layers": (16,)}
+        self.cfg = Config(**defaults | settings)
+        torch.manual_seed(self.cfg.seed)
+        model = ActorCritic(self.cfg, OBS_SPACE, action_space)
+        if state is not None:
+            model.load_state_dict(state["model"])
+        self.buffers = SharedBuffers(self.cfg, OBS_SPACE, action_space, model, CPU, None)
+        if state is not None:
+            self.buffers.weights.publish(model, state["sgd_steps"])
+        self.reports: list[tuple] = []
+        self.learner = Learner(self.cfg, self.buffers, CPU, self.reports.append, state)
+        self.policy_worker = PolicyWorker(self.cfg, self.buffers, CPU)
+
+    def act(self, slots: list[int], seed: int = 0, end: float = 0.15) -> None:
+        """Fill slots with trajectories of random observations and rewards, acted by the newest weights."""
+        assert len(slots) == self.buffers.agent_slot.numel()
+        rng = torch.Generator().manual_seed(seed)
+        data = self.buffers.trajectories
+        shape = (len(slots), self.cfg.rollout)
+        data["obs/obs"][slots] = 2 * torch.randn(len(slots), self.cfg.rollout + 1, 4, generator=rng) + 1
+        data["rewards"][slots] = torch.randn(shape, generator=rng)
+        self.buffers.agent_slot[:] = torch.tensor(slots).view_as(self.buffers.agent_slot)
+        torch.manual_seed(seed)
+        resetting = torch.zeros(len(slots), dtype=torch.bool)
+        for t in range(self.cfg.rollout):
+            self.buffers.agent_t[:] = t
+            self.policy_worker.serve([(SPLIT, split) for split in range(self.cfg.num_splits)])
+            ends = torch.rand(len(slots), generator=rng)
+            data["terminated"][slots, t] = ~resetting & (ends < end)
+            data["truncated"][slots, t] = ~resetting & (end <= ends) & (ends < 2 * end)
+            data["valid"][slots, t] = ~resetting
+            resetting = data["terminated"][slots, t] | data["truncated"][slots, t]
+        for inbox in self.buffers.inboxes:
+            drain(inbox)
+
+    def minibatch(self, seed: int = 0, end: float = 0.15) -> dict[str, Tensor]:
+        """Return fresh trajectories, [B, T(+1), ...], as `loss` and `sgd_step` take them."""
+        slots = list(range(TRAJECTORIES))
+        self.act(slots, seed, end)
+        data = {name: tensor[slots].clone() for name, tensor in self.buffers.trajectories.items()}
+        if not self.cfg.with_vtrace:
+            data["targets"], data["advantages"] = self.learner.gae_targets(clone(data))
+        return data
+
+    def batch(self, seed: int = 0) -> Batch:
+        """Return a dataset of fresh trajectories, with the rows of the learner's next minibatches in order."""
+        batch = Batch(self.buffers, self.cfg.trajectories_per_dataset)
+        for part in range(self.cfg.num_batches_per_epoch):
+            data = self.minibatch(seed + part)
+            for name, tensor in batch.tensors.items():
+                tensor[TRAJECTORIES * part : TRAJECTORIES * (part + 1)] = data[name]
+        return batch
+
+    def trained(self) -> dict[str, float]:
+        """Return the last statistics that the learner reported."""
+        kind, summary = self.reports[-1]
+        assert kind == "trained"
+        return summary
+
+
+def drain(messages: Any) -> list[tuple[int, int]]:
+    taken = []
+    while not messages.empty():
+        taken.append(messages.get())
+    return taken
+
+
+def clone(data: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in data.items()}
+
+
+def gradients(learner: Learner, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradient of every parameter and the statistics of a minibatch."""
+    loss, stats = learner.loss(clone(data))
+    names, parameters = zip(*learner.model.named_parameters(), strict=True)
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return {name: grad for name, grad in zip(names, found, strict=True) if grad is not None}, stats
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Compare two dicts bit by bit."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        same = torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
+        assert same, name
+
+
+# ---- zero lag ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action_space", [DISCRETE, CONTINUOUS])
+def test_ratio_is_1_at_zero_lag(action_space: spaces.Space) -> None:
+    rig = Rig(action_space)
+    for seed in range(3):  # with the first weights, and after SGD steps that also moved the normalizer
+        data = rig.minibatch(seed)
+        assert torch.all(data["policy_version"] == rig.learner.sgd_steps)
+        _, stats = rig.learner.loss(clone(data))
+        assert abs(stats["ratio_min"] - 1) < 1e-5
+        assert abs(stats["ratio_max"] - 1) < 1e-5
+        assert abs(stats["kl"]) < 1e-6
+        parameters, values = rig.learner.evaluate(clone(data))
+        torch.testing.assert_close(parameters[:-1].transpose(0, 1), data["action_parameters"], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(values[:-1].T, data["values"], rtol=1e-5, atol=1e-5)
+        rig.learner.train(rig.batch(seed + 10))
+    _, stats = rig.learner.loss(clone(data))  # the same trajectories, now one dataset old
+    assert stats["ratio_max"] - stats["ratio_min"] > 1e-3
+
+
+# ---- masks -------------------------------------------------------------------------------------------------------
+
+
+def shifted(rows: Tensor) -> Tensor:
+    """Return what was one step earlier in the trajectory, False for the first step, [B, T] bool."""
+    return torch.nn.functional.pad(rows[:, :-1], (1, 0))
+
+
+def with_garbage(data: dict[str, Tensor], sign: float) -> dict[str, Tensor]:
+    """Write huge numbers in everything that the masked rows must not be asked for.
+
+    A reset row holds the final observation of an episode: after a truncation it is needed, with its value.
+    """
+    data, invalid = clone(data), ~data["valid"]
+    no_bootstrap = invalid & ~shifted(data["truncated"])
+    for name in ("rewards", "log_probs", "action_parameters", "targets", "advantages"):
+        if name in data:
+            data[name][invalid] = sign * 1e30
+    data["values"][no_bootstrap] = sign * 1e30
+    data["obs/obs"][:, :-1][no_bootstrap] = sign * 1e4
+    if data["actions"].dtype == torch.int64:
+        data["actions"][invalid] = 1 if sign > 0 else 2
+    else:
+        data["actions"][invalid] = sign * 1e9
+    return data
+
+
+VARIANTS = [
+    {}, {"with_vtrace": False}, {"ppo_clip_ratio": 0.0, "ppo_clip_value": 0.0}, {"vtrace_rho": 4.0, "vtrace_c": 4.0},
+    {"exploration_loss": "symmetric_kl", "kl_loss_coeff": 0.1}, {"action_space": CONTINUOUS, "kl_loss_coeff": 0.1},
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_masked_rows_change_neither_loss_nor_gradients_nor_statistics(settings: dict[str, Any]) -> None:
+    rig = Rig(**settings)
+    data = rig.minibatch(seed=5)
+    data["log_probs"] += 0.3 * torch.randn(data["log_probs"].shape, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(shifted(data["terminated"] | data["truncated"]), ~data["valid"])
+    data["valid"][1, :3] = False  # as of a version too old: the beginning of a trajectory
+    data["valid"][2, 0] = False  # the reset of an episode that ended in the trajectory before
+    assert 5 < (~data["valid"]).sum() < 16
+    grads, stats = gradients(rig.learner, data)
+    for sign in (1.0, -1.0):
+        other_grads, other_stats = gradients(rig.learner, with_garbage(data, sign))
+        assert_same(stats, other_stats)
+        assert_same(grads, other_grads)
+    assert all(grad.isfinite().all() for grad in grads.values())
+
+
+@pytest.mark.parametrize("with_vtrace", [True, False])
+def test_garbage_in_masked_rows_leaves_no_trace_in_a_trained_learner(with_vtrace: bool) -> None:
+    trained = []
+    for sign in (1.0, -1.0):
+        rig = Rig(with_vtrace=with_vtrace, reward_clip=math.inf, num_batches_per_epoch=2, num_epochs=2)
+        batch = rig.batch()
+        batch.tensors = with_garbage(batch.tensors, sign)
+        rig.learner.train(batch)
+        trained.append(rig)
+    assert trained[0].learner.model.normalizers["obs"].count > 0
+    assert_same(trained[0].learner.model.state_dict(), trained[1].learner.model.state_dict())
+    assert_same(trained[0].trained(), trained[1].trained())
+    assert all(math.isfinite(number) for number in trained[0].trained().values())
+
+
+@pytest.mark.parametrize("with_vtrace", [True, False])
+def test_masked_trajectories_are_as_good_as_absent(with_vtrace: bool) -> None:
+    rig = Rig(with_vtrace=with_vtrace)
+    data = rig.minibatch()
+    present = {name: tensor[:2] for name, tensor in data.items()}
+    data["valid"][2:] = False
+    grads, stats = gradients(rig.learner, with_garbage(data, 1.0))
+    expected_grads, expected_stats = gradients(rig.learner, present)
+    torch.testing.assert_close(grads, expected_grads, rtol=1e-4, atol=1e-6)
+    for name, value in stats.items():
+        torch.testing.assert_close(value, expected_stats[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_ratio_statistics_are_of_valid_rows_only() -> None:
+    rig = Rig()
+    data = rig.minibatch()
+    assert not data["valid"].all()
+    for shift in (1.0, -1.0):
+        stats = rig.learner.loss(clone(data) | {"log_probs": data["log_probs"] + shift})[1]
+        assert stats["ratio_min"] == pytest.approx(math.exp(-shift), rel=1e-4)
+        assert stats["ratio_max"] == pytest.approx(math.exp(-shift), rel=1e-4)
+
+
+def test_a_minibatch_without_valid_rows_has_a_finite_loss_and_no_gradient() -> None:
+    rig = Rig()
+    data = rig.minibatch()
+    data["valid"][:] = False
+    grads, stats = gradients(rig.learner, data)
+    assert all(not grad.any() for grad in grads.values())
+    assert all(value.isfinite() for value in stats.values())
+
+
+def test_the_normalizer_sees_valid_rows_only() -> None:
+    rig = Rig()
+    data = rig.minibatch()
+    data["obs/obs"][:, :-1][~data["valid"]] = torch.nan
+    rig.learner.update_normalizers(data)
+    rows = data["obs/obs"][:, :-1:4][data["valid"][:, ::4]]
+    normalizer = rig.learner.model.normalizers["obs"]
+    assert normalizer.count == len(rows)
+    torch.testing.assert_close(normalizer.mean, rows.mean(0))
+    torch.testing.assert_close(normalizer.var, rows.var(0, correction=0))
+
+
+# ---- policy lag --------------------------------------------------------------------------------------------------
+
+
+def test_samples_older_than_max_policy_lag_are_masked() -> None:
+    trained = []
+    for sign in (1.0, -1.0):
+        rig = Rig(max_policy_lag=3)
+        rig.learner.sgd_steps = 10
+        batch = rig.batch()
+        batch.tensors["valid"][:] = True
+        batch.tensors["terminated"][:] = batch.tensors["truncated"][:] = False
+        batch.tensors["policy_version"][:] = torch.tensor([5, 5, 6, 7, 7, 8, 9, 10])
+        too_old = batch.tensors["valid"].clone()
+        too_old[:, 3:] = False
+        batch.tensors["valid"] &= ~too_old
+        batch.tensors = with_garbage(batch.tensors, sign)
+        batch.tensors["valid"] |= too_old  # it is the learner's task to mask them
+        rig.learner.train(batch)
+        summary = rig.trained()
+        assert summary["valid_fraction"] == 5 / 8
+        assert summary["policy_lag_mean"] == pytest.approx((3 + 3 + 2 + 1 + 0) / 5)
+        assert summary["policy_lag_max"] == 3
+        assert summary["sgd_steps"] == 11
+        assert summary["env_steps_trained"] == 8 * TRAJECTORIES  # progress counts what was sampled
+        assert rig.learner.model.normalizers["obs"].count == TRAJECTORIES  # row 4; row 0 was too old
+        trained.append(rig)
+    assert_same(trained[0].learner.model.state_dict(), trained[1].learner.model.state_dict())
+    assert_same(trained[0].trained(), trained[1].trained())
+
+
+def test_policy_lag_ignores_masked_rows_and_counts_from_before_the_dataset() -> None:
+    rig = Rig(num_epochs=3)
+    rig.learner.sgd_steps = 20
+    batch = rig.batch()
+    valid = batch.tensors["valid"]
+    batch.tensors["policy_version"][:] = torch.where(valid, 18, 0)
+    rig.learner.train(batch)
+    assert rig.trained()["policy_lag_mean"] == rig.trained()["policy_lag_max"] == 2
+    assert rig.trained()["valid_fraction"] == pytest.approx(float(valid.float().mean()))
+    assert rig.trained()["env_steps_trained"] == valid.sum()
+    assert rig.trained()["sgd_steps"] == 23
+
+
+# ---- pure functions ----------------------------------------------------------------------------------------------
+
+
+def random_rows(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw three [T, B] tensors and a mask; where the mask is False they are nan."""
+    rng = torch.Generator().manual_seed(seed)
+    valid = torch.rand(6, 5, generator=rng) < 0.7
+    numbers = torch.randn(3, 6, 5, generator=rng, dtype=torch.float64)
+    return *torch.where(valid, numbers, torch.nan), valid
+
+
+@pytest.mark.parametrize("clip_ratio", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("seed", range(5))
+def test_ppo_policy_loss_against_a_loop(seed: int, clip_ratio: float) -> None:
+    log_ratios, advantages, _, valid = random_rows(seed)
+    log_ratios = 2 * log_ratios  # some beyond the bounds of 0.05 and 20
+    terms = []
+    for log_ratio, advantage in zip(log_ratios[valid].tolist(), advantages[valid].tolist(), strict=True):
+        ratio = min(max(math.exp(log_ratio), 0.05), 20.0)
+        clipped = min(max(ratio, 1 / (1 + clip_ratio)), 1 + clip_ratio) if clip_ratio else ratio
+        terms.append(min(ratio * advantage, clipped * advantage))
+    loss = ppo_policy_loss(log_ratios, advantages, valid, clip_ratio)
+    assert float(loss) == pytest.approx(-sum(terms) / len(terms))
+
+
+def test_ppo_policy_loss_by_hand() -> None:
+    """Gains are capped at the clip range, losses are not."""
+    everything = torch.ones(1, dtype=torch.bool)
+    for ratio, advantage, expected in [
+        (1.5, 2.0, -1.2 * 2), (1.5, -2.0, 1.5 * 2), (0.5, 2.0, -0.5 * 2), (0.5, -2.0, 2 / 1.2), (1.1, 2.0, -1.1 * 2),
+        (100.0, -1.0, 20.0), (1e-4, 1.0, -0.05),
+    ]:
+        loss = ppo_policy_loss(torch.tensor([math.log(ratio)]), torch.tensor([advantage]), everything, 0.2)
+        assert float(loss) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_clipped_value_loss_against_a_loop(seed: int, clip: float) -> None:
+    values, old_values, targets, valid = random_rows(seed)
+    terms = []
+    for value, old, target in zip(*(x[valid].tolist() for x in (values, old_values, targets)), strict=True):
+        moved = min(max(value, old - clip), old + clip) if clip else value
+        terms.append(max((value - target) ** 2, (moved - target) ** 2))
+    assert float(clipped_value_loss(values, old_values, targets, valid, clip)) == pytest.approx(sum(terms) / len(terms))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_masked_statistics_against_numpy(seed: int) -> None:
+    values, targets, _, valid = random_rows(seed)
+    v, r = values[valid].numpy(), targets[valid].numpy()
+    assert float(masked_mean(values, valid)) == pytest.approx(v.mean())
+    assert float(masked_std(values, valid)) == pytest.approx(v.std())
+    assert float(explained_variance(values, targets, valid)) == pytest.approx(1 - (r - v).var() / r.var(), rel=1e-6)
+    normalized = normalize_advantages(values, valid)[valid].numpy()
+    np.testing.assert_allclose(normalized, (v - v.mean()) / v.std(), rtol=1e-4)
+
+
+def test_explained_variance_by_hand() -> None:
+    targets, everything = torch.tensor([1.0, 2.0, 3.0, 6.0]), torch.ones(4, dtype=torch.bool)
+    assert float(explained_variance(targets, targets, everything)) == pytest.approx(1)
+    assert float(explained_variance(targets + 5, targets, everything)) == pytest.approx(1)
+    assert float(explained_variance(torch.full((4,), 3.0), targets, everything)) == pytest.approx(0)
+    assert float(explained_variance(-targets, targets, everything)) == pytest.approx(-3)
+
+
+def test_kl_adaptive_rate_holds_the_kl_near_its_threshold() -> None:
+    def rate(kl: float, now: float = 1e-3) -> float:
+        return kl_adaptive_rate(now, kl, 0.01, 1e-5, 1e-2)
+
+    assert rate(0.021) == pytest.approx(1e-3 / 1.5)
+    assert rate(0.0049) == pytest.approx(1.5e-3)
+    assert rate(0.0051) == rate(0.019) == 1e-3
+    assert rate(1.0, 1.2e-5) == 1e-5
+    assert rate(0.0, 9e-3) == 1e-2
+
+
+# ---- loss and targets --------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_weighted_sum_of_its_terms() -> None:
+    rig = Rig(value_loss_coeff=0.7, exploration_loss_coeff=0.2, kl_loss_coeff=0.4)
+    rig.learner.train(rig.batch(1))
+    data = rig.minibatch(2)
+    rig.learner.train(rig.batch(3))  # now the KL is not 0
+    stats = rig.learner.loss(data)[1]
+    assert stats["kl"] > 1e-6
+    expected = stats["policy_loss"] + 0.7 * stats["value_loss"] - 0.2 * stats["entropy"] + 0.4 * stats["kl"]
+    torch.testing.assert_close(stats["loss"], expected)
+
+
+def test_gae_bootstraps_from_the_current_network_and_otherwise_from_the_values_predicted_when_acting() -> None:
+    rig = Rig(with_vtrace=False)
+    data = rig.minibatch()
+    with torch.no_grad():
+        rig.learner.model.value_head.bias += 3.0  # the network has moved on since
+        for name in ("targets", "advantages"):
+            del data[name]
+        last = rig.learner.model(rig.learner.model.normalize({"obs": data["obs/obs"][:, -1].clone()}, torch.float32),
+                                 data["rnn_states"][:, -1])[1]
+    values = torch.cat([data["values"], last[:, None]], 1)
+    expected = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T, 0.99, 0.95)
+    untouched = clone(data)
+    targets, advantages = rig.learner.gae_targets(data)
+    torch.testing.assert_close(targets.T, expected[0])
+    torch.testing.assert_close(advantages.T, expected[1])
+    assert_same(data, untouched)
+
+
+def test_vtrace_on_policy_gives_the_loss_of_gae_targets() -> None:
+    """At zero lag the two differ in their advantages only, so the value loss must be the same."""
+    with_vtrace, without = Rig(), Rig(with_vtrace=False)
+    stats, other = with_vtrace.learner.loss(with_vtrace.minibatch())[1], without.learner.loss(without.minibatch())[1]
+    torch.testing.assert_close(stats["value_loss"], other["value_loss"], rtol=1e-4, atol=0)
+    torch.testing.assert_close(stats["explained_variance"], other["explained_variance"], rtol=1e-4, atol=0)
+    assert not torch.isclose(stats["advantage_std"], other["advantage_std"], rtol=1e-3)
+
+
+def test_vtrace_corrects_for_the_lag() -> None:
+    rig = Rig()
+    data = rig.minibatch()
+    on_policy = rig.learner.loss(clone(data))[1]
+    data["log_probs"] += 1.0  # the current policy finds these actions less likely than the acting one did
+    off_policy = rig.learner.loss(data)[1]
+    assert off_policy["ratio_min"] == pytest.approx(math.exp(-1), rel=1e-4)
+    assert abs(off_policy["value_loss"] - on_policy["value_loss"]) > 1e-3
+
+
+def test_evaluation_in_parts_equals_evaluation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    data = rig.minibatch()
+    whole = rig.learner.evaluate(clone(data))
+    monkeypatch.setattr("learner.CPU_ROWS_PER_PASS", 7)
+    torch.testing.assert_close(rig.learner.evaluate(data), whole)
+
+
+# ---- SGD ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_grad_norm", "clipped"), [(0.01, True), (1000.0, False), (0.0, False)])
+def test_max_grad_norm_clips_the_gradient_and_0_does_not(max_grad_norm: float, clipped: bool) -> None:
+    rig = Rig(max_grad_norm=max_grad_norm)
+    data = rig.minibatch()
+    before, _ = gradients(rig.learner, data)
+    stats = rig.learner.sgd_step(data)
+    norm = torch.stack([grad.norm() for grad in before.values()]).norm()
+    after = torch.stack([p.grad.norm() for p in rig.learner.model.parameters() if p.grad is not None]).norm()
+    assert norm > 0.02
+    torch.testing.assert_close(stats["grad_norm"], norm)  # as it was before clipping
+    torch.testing.assert_close(after, torch.tensor(0.01) if clipped else norm, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"with_vtrace": False}, {"action_space": CONTINUOUS},
+                                      {"lr_schedule": "kl_adaptive"}, {"exploration_loss": "symmetric_kl"}])
+def test_training_moves_every_used_weight(settings: dict[str, Any]) -> None:
+    rig = Rig(num_batches_per_epoch=2, num_epochs=2, **settings)
+    before = copy.deepcopy(rig.learner.model.state_dict())
+    rig.learner.train(rig.batch())
+    for name, value in rig.learner.model.state_dict().items():
+        assert value.isfinite().all()
+        assert not torch.equal(value, before[name]), name
+    assert all(math.isfinite(number) for number in rig.trained().values())
+
+
+def test_minibatches_of_an_epoch_are_a_partition_of_the_dataset() -> None:
+    rig = Rig(num_batches_per_epoch=3)
+    epochs = [list(rig.learner.minibatches()) for _ in range(2)]
+    for epoch in epochs:
+        assert [len(indices) for indices in epoch] == [TRAJECTORIES] * 3
+        assert sorted(torch.cat(epoch).tolist()) == list(range(3 * TRAJECTORIES))
+    assert not torch.equal(torch.cat(epochs[0]), torch.cat(epochs[1]))
+
+
+def test_rewards_are_scaled_then_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(reward_scale=0.5, reward_clip=1.0)
+    batch = rig.batch()
+    batch.tensors["rewards"][:] = torch.tensor([0.0, 1.0, -1.0, 1.9, 2.0, 2.1, -30.0, 30.0])
+    seen = []
+    monkeypatch.setattr(rig.learner, "sgd_step", lambda data: seen.append(data["rewards"]) or {})
+    monkeypatch.setattr(rig.learner, "summarize", lambda *_: {})
+    rig.learner.train(batch)
+    torch.testing.assert_close(seen[0], torch.tensor([[0.0, 0.5, -0.5, 0.95, 1.0, 1.0, -1.0, 1.0]]).expand(4, 8))
+
+
+# ---- learning rate -----------------------------------------------------------------------------------------------
+
+
+def test_linear_decay_reaches_0_exactly_at_the_last_env_step() -> None:
+    rig = Rig(lr_schedule="linear_decay", train_for_env_steps=1000, learning_rate=0.008)
+    for trained, expected in [(0, 0.008), (250, 0.006), (500, 0.004), (1000, 0.0), (1010, 0.0)]:
+        rig.learner.env_steps_trained = trained
+        rig.learner.update_learning_rate([])
+        assert rig.learner.learning_rate == pytest.approx(expected, abs=1e-12)
+        assert trained < 1000 or rig.learner.learning_rate == 0.0
+
+
+def test_linear_decay_stops_learning_at_the_end_of_a_run() -> None:
+    rig = Rig(lr_schedule="linear_decay", train_for_env_steps=70)
+    rates = []
+    while rig.learner.env_steps_trained < 70:
+        rig.learner.train(rig.batch())
+        rates.append(rig.trained()["learning_rate"])
+        assert rates[-1] == pytest.approx(1e-3 * max(0.0, 1 - rig.learner.env_steps_trained / 70))
+    assert rates[0] > 0
+    assert rates[-1] == 0.0
+    before = copy.deepcopy(dict(rig.learner.model.named_parameters()))
+    rig.learner.sgd_step(rig.minibatch())
+    assert rig.learner.optimizer.param_groups[0]["lr"] == 0.0
+    assert_same(before, dict(rig.learner.model.named_parameters()))
+
+
+def test_kl_adaptive_reacts_to_the_kl_of_the_last_epoch() -> None:
+    def rate_after(kls: list[float]) -> float:
+        rig = Rig(lr_schedule="kl_adaptive", lr_schedule_kl_threshold=0.01)
+        rig.learner.update_learning_rate([{"kl": torch.tensor(kl)} for kl in kls])
+        return rig.learner.learning_rate
+
+    assert rate_after([0.0, 0.05]) == pytest.approx(1e-3 / 1.5)
+    assert rate_after([0.0, 0.02]) == pytest.approx(1e-3)
+    assert rate_after([0.0, 0.008]) == pytest.approx(1.5e-3)
+
+
+# ---- state -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lr_schedule", ["constant", "linear_decay", "kl_adaptive"])
+def test_a_restored_learner_takes_the_identical_next_step(lr_schedule: str, tmp_path: Path) -> None:
+    settings = {"lr_schedule": lr_schedule, "train_for_env_steps": 200, "num_epochs": 2}
+    rig = Rig(**settings)
+    for seed in range(2):
+        rig.learner.train(rig.batch(seed))
+    rig.buffers.env_steps[0] = 77
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save_checkpoint(rig.learner.state_dict(), path)
+    state = checkpoint.load_checkpoint(path)
+    assert state["env_steps"] == 77
+    restored = Rig(state=state, **settings | {"seed": 5})
+    assert int(restored.buffers.weights.version) == restored.learner.sgd_steps == 4
+    assert restored.learner.env_steps_trained == rig.learner.env_steps_trained > 0
+    assert restored.learner.learning_rate == rig.learner.learning_rate
+    assert (rig.learner.learning_rate != 1e-3) == (lr_schedule != "constant")
+
+    data = rig.minibatch(7)
+    stats = [learner.sgd_step(clone(data)) for learner in (rig.learner, restored.learner)]
+    assert_same(*stats)
+    assert_same(rig.learner.model.state_dict(), restored.learner.model.state_dict())
+    assert restored.learner.sgd_steps == 5
+
+
+# ---- publishing and slots ----------------------------------------------------------------------------------------
+
+
+def test_weights_are_published_after_every_sgd_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(num_batches_per_epoch=2, num_epochs=3)
+    published = []
+    weights, learner = rig.buffers.weights, rig.learner
+    publish = weights.publish
+
+    def record(model: ActorCritic, version: int) -> None:
+        publish(model, version)
+        published.append((version, copy.deepcopy(model.state_dict())))
+
+    monkeypatch.setattr(weights, "publish", record)
+    learner.train(rig.batch())
+    learner.train(rig.batch(5))
+    assert [version for version, _ in published] == list(range(1, 13))
+    assert int(weights.version) == learner.sgd_steps == 12
+    for (_, before), (_, after) in itertools.pairwise(published):
+        assert not torch.equal(before["value_head.weight"], after["value_head.weight"])
+    # the normalizer moves once a dataset, with its last step: within one all samples are seen alike
+    counts = [float(state["normalizers.obs.count"]) for _, state in published]
+    assert counts[:5] == [0.0] * 5
+    assert 0 < counts[5] == counts[10] < counts[11]
+
+    assert rig.policy_worker.version == 6  # it served the second dataset after the first was trained on
+    rig.minibatch()
+    assert rig.policy_worker.version == 12
+    assert_same(rig.policy_worker.model.state_dict(), learner.model.state_dict())
+
+
+@pytest.mark.parametrize("stopping_step", [0, 2])
+def test_training_leaves_its_dataset_when_asked(stopping_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(num_epochs=6)
+    sgd_step = rig.learner.sgd_step
+
+    def step(data: dict[str, Tensor]) -> dict[str, Tensor]:
+        rig.buffers.stopping.fill_(rig.learner.sgd_steps + 1 >= stopping_step)
+        return sgd_step(data)
+
+    monkeypatch.setattr(rig.learner, "sgd_step", step)
+    rig.buffers.stopping.fill_(stopping_step == 0)
+    rig.learner.train(rig.batch())
+    assert stopping_step <= int(rig.buffers.weights.version) <= stopping_step + 1
+    assert rig.trained()["sgd_steps"] == int(rig.buffers.weights.version)
+
+
+def test_asynchronous_mode_frees_each_slot_as_soon_as_it_is_copied() -> None:
+    rig = Rig(num_workers=2, num_envs_per_worker=2)
+    inboxes = rig.buffers.inboxes
+    rig.act([0, 1, rig.cfg.slots_per_worker, rig.cfg.slots_per_worker + 1])
+    for slot, worker in ((1, 0), (rig.cfg.slots_per_worker, 1), (0, 0)):
+        rig.learner.handle(SLOT, slot)
+        assert drain(inboxes[worker]) == [(SLOT, slot)]
+        assert all(inbox.empty() for inbox in inboxes)
+    copied = {name: tensor[0].clone() for name, tensor in rig.learner.filling.tensors.items()}
+    assert_same(copied, {name: tensor[1] for name, tensor in rig.buffers.trajectories.items()})
+    rig.act([0, 1, rig.cfg.slots_per_worker, rig.cfg.slots_per_worker + 1], seed=9)  # the slot is used again
+    assert_same(copied, {name: tensor[0] for name, tensor in rig.learner.filling.tensors.items()})
+    assert not rig.reports
+    rig.learner.handle(SLOT, 1)
+    assert rig.trained()["sgd_steps"] == 1
+    assert drain(inboxes[0]) == [(SLOT, 1)]  # once, not again after training
+
+
+def test_synchronous_mode_frees_slots_only_after_training() -> None:
+    rig = Rig(async_rl=False)
+    slots = [2, 0, 3, 1]
+    for _ in range(2):
+        rig.act(sorted(slots))
+        for slot in slots[:-1]:
+            rig.learner.handle(SLOT, slot)
+        assert rig.buffers.inboxes[0].empty()
+        steps = rig.learner.sgd_steps
+        rig.learner.handle(SLOT, slots[-1])
+        assert rig.learner.sgd_steps == steps + 1
+        assert sorted(drain(rig.buffers.inboxes[0])) == [(SLOT, slot) for slot in range(4)]
+
+
+def test_the_batcher_waits_with_a_full_batch_until_training_gives_it_the_next() -> None:
+    """The bound on memory and lag: what is not collected stays in its slots."""
+    rig = Rig()
+
+    class NothingYet(queue.Queue):
+        def get(self, *_: Any) -> Batch:
+            raise queue.Empty  # where the real one would wait
+
+    rig.learner.next_batch = NothingYet()
+    rig.act([0, 1, 2, 3])
+    for slot in (0, 1, 2, 3, 0, 1):
+        rig.buffers.trajectories_done.put((SLOT, slot))
+    rig.learner.run_batcher()
+    assert [type(item) for item in drain(rig.learner.work)] == [Batch, queue.Empty]
+    assert drain(rig.buffers.trajectories_done) == [(SLOT, 0), (SLOT, 1)]
+    assert drain(rig.buffers.inboxes[0]) == [(SLOT, slot) for slot in range(4)]
+
+
+def test_the_next_batch_is_filled_during_the_last_sgd_step_not_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(num_epochs=3)
+    sgd_step = rig.learner.sgd_step
+    waiting = []
+
+    def step(data: dict[str, Tensor]) -> dict[str, Tensor]:
+        waiting.append(rig.learner.next_batch.qsize())
+        return sgd_step(data)
+
+    monkeypatch.setattr(rig.learner, "sgd_step", step)
+    first = rig.batch()
+    rig.learner.train(first)
+    second = rig.learner.next_batch.get()
+    assert second is not first
+    rig.learner.train(second)
+    assert rig.learner.next_batch.get() is first
+    assert waiting == [0, 0, 1] * 2
+
+
+def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
+    rig = Rig()
+    rig.act([0, 1, 2, 3])
+    for slot in (0, 1, 2, 3, 3, 2):
+        rig.buffers.trajectories_done.put((SLOT, slot))
+    rig.buffers.trajectories_done.put((STOP, 0))
+    rig.learner.run()
+    assert [kind for kind, _ in rig.reports] == ["trained"]
+    assert rig.learner.sgd_steps == 1
+    assert [slot for _, slot in drain(rig.buffers.inboxes[0])] == [0, 1, 2, 3, 3, 2]
+
+
+def test_run_raises_the_batchers_error() -> None:
+    rig = Rig()
+    rig.buffers.trajectories_done.put((SLOT, 10_000))
+    with pytest.raises(IndexError):
+        rig.learner.run()

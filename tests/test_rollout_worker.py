@@ -1,0 +1,195 @@
+"""The sampler loses, duplicates and misplaces nothing, and overlaps simulation with inference."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from counting_env import CountingEnv, episode_length, make_counting_env, reward_code
+
+from config import Config, make_config
+from model import ActorCritic
+from policy_worker import PolicyWorker
+from rollout_worker import RolloutWorker
+from shared_buffers import PAUSE, RESUME, SLOT, SPLIT, STOP, SharedBuffers
+
+T = 8
+
+
+class Threads:
+    """Stands in for a multiprocessing context: the same components, run by threads with real queues and locks."""
+
+    @staticmethod
+    def SimpleQueue() -> Any:  # noqa: N802  a context's name for it
+        import queue
+
+        return queue.SimpleQueue()
+
+    Lock = threading.Lock
+
+
+def make_cfg(**settings: Any) -> Config:
+    return make_config({"env": "counting", "num_workers": 2, "num_envs_per_worker": 6, "rollout": T, "batch_size": 96,
+                        "encoder_mlp_layers": (8,), "normalize_input": False}, settings)
+
+
+def make_buffers(cfg: Config) -> SharedBuffers:
+    torch.manual_seed(0)
+    model = ActorCritic(cfg, CountingEnv.obs_space, CountingEnv.action_space)
+    return SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, torch.device("cpu"), Threads)
+
+
+def collect(cfg: Config, num_trajectories: int) -> tuple[list[dict[str, np.ndarray]], list[tuple[float, int]]]:
+    """Run rollout and policy workers in threads; return trajectories in order of completion, and episodes."""
+    buffers, episodes = make_buffers(cfg), []
+    workers = [RolloutWorker(cfg, buffers, worker, lambda report: episodes.extend(report[1]), make_counting_env)
+               for worker in range(cfg.num_workers)]
+    servers = [PolicyWorker(cfg, buffers, torch.device("cpu")) for _ in range(cfg.policy_workers_per_policy)]
+    threads = [threading.Thread(target=component.run) for component in (*workers, *servers)]
+    for thread in threads:
+        thread.start()
+    for inbox in buffers.inboxes:
+        inbox.put((RESUME, 0))
+    trajectories = []
+    for _ in range(num_trajectories):
+        kind, slot = buffers.trajectories_done.get(timeout=30)
+        assert kind == SLOT
+        trajectories.append({name: tensor[slot].numpy().copy() for name, tensor in buffers.trajectories.items()})
+        for tensor in buffers.trajectories.values():
+            tensor[slot].fill_(77)  # what a slot held before must never be seen again
+        buffers.inboxes[buffers.worker_of_slot(slot)].put((SLOT, slot))
+    for messages, count in ((buffers.requests, len(servers)), *((inbox, 1) for inbox in buffers.inboxes)):
+        for _ in range(count):
+            messages.put((STOP, 0))
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return trajectories, episodes
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3])
+@pytest.mark.parametrize("policy_workers", [1, 3])
+def test_no_transition_is_lost_duplicated_or_misplaced(splits: int, policy_workers: int) -> None:
+    cfg = make_cfg(worker_num_splits=splits, policy_workers_per_policy=policy_workers)
+    trajectories, episodes = collect(cfg, num_trajectories=cfg.num_agents * 12)
+    by_env: dict[int, list[dict[str, np.ndarray]]] = {}
+    for trajectory in trajectories:
+        env = trajectory["obs/obs"][:, 0]
+        assert (env == env[0]).all(), "a slot holds one agent's steps only"
+        by_env.setdefault(int(env[0]), []).append(trajectory)
+    assert len(by_env) == cfg.num_agents
+    for env, parts in by_env.items():
+        check_one_environment(env, parts)
+    expected = {reward_free_length(env, episode) for env in by_env for episode in range(64)}
+    assert {length for _, length in episodes} <= expected
+
+
+def reward_free_length(env: int, episode: int) -> int:
+    return int(episode_length(np.array(env), np.array(episode)))
+
+
+def check_one_environment(env: int, parts: list[dict[str, np.ndarray]]) -> None:
+    """Replay the environment's rule over all its trajectories, in order, and compare every row."""
+    episode, t, resetting = 0, 0, False
+    for part in parts:
+        for row in range(T):
+            obs, next_obs = part["obs/obs"][row], part["obs/obs"][row + 1]
+            assert tuple(obs) == (env, episode, t)
+            action = part["actions"][row]
+            assert 0 <= action < 5
+            assert part["valid"][row] == (not resetting)
+            if resetting:
+                assert part["rewards"][row] == 0
+                episode, t, resetting = episode + 1, 0, False
+                assert not part["terminated"][row]
+                assert not part["truncated"][row]
+            else:
+                assert part["rewards"][row] == reward_code(np.array(env), np.array(episode), np.array(t), action)
+                t += 1
+                resetting = t == episode_length(np.array(env), np.array(episode))
+                assert part["terminated"][row] == (resetting and episode % 3 != 2)
+                assert part["truncated"][row] == (resetting and episode % 3 == 2)
+            assert tuple(next_obs) == (env, episode, t)
+
+
+@pytest.mark.parametrize("policy_workers", [1, 3])
+def test_actions_and_values_belong_to_the_observation_of_their_row(policy_workers: int) -> None:
+    cfg = make_cfg(policy_workers_per_policy=policy_workers)
+    trajectories, _ = collect(cfg, num_trajectories=48)
+    torch.manual_seed(0)
+    model = ActorCritic(cfg, CountingEnv.obs_space, CountingEnv.action_space)
+    for part in trajectories:
+        obs = {"obs": torch.from_numpy(part["obs/obs"][:-1])}
+        parameters, values, _ = model(model.normalize(obs, torch.float32), torch.zeros(T, 0))
+        np.testing.assert_allclose(part["values"], values.detach().numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(part["action_parameters"], parameters.detach().numpy(), rtol=1e-4, atol=1e-5)
+        log_probs = parameters.log_softmax(-1).gather(1, torch.from_numpy(part["actions"])[:, None]).squeeze(1)
+        np.testing.assert_allclose(part["log_probs"], log_probs.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_reported_episodes_have_their_true_return_and_length() -> None:
+    cfg = make_cfg(num_workers=1, num_envs_per_worker=2, worker_num_splits=1, batch_size=8)
+    trajectories, episodes = collect(cfg, num_trajectories=40)
+    true: list[tuple[float, int]] = []
+    for env in (0, 1):
+        parts = [part for part in trajectories if part["obs/obs"][0, 0] == env]
+        rewards, valid = (np.concatenate([part[name] for part in parts]) for name in ("rewards", "valid"))
+        done = np.concatenate([part["terminated"] | part["truncated"] for part in parts])
+        starts = [0, *(np.flatnonzero(done) + 1)]
+        true += [(float((rewards * valid)[a:b].sum()), int(valid[a:b].sum()))
+                 for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    assert set(true) <= set(episodes)
+
+
+def test_double_buffering_steps_one_split_while_the_other_waits_for_actions() -> None:
+    """An event tape: with two splits a request is open during every step; with one split, during none."""
+    for splits, expected in ((1, 0), (2, 1), (3, 2)):
+        cfg = make_cfg(num_workers=1, worker_num_splits=splits, batch_size=8)
+        buffers, open_during_step = make_buffers(cfg), []
+        server = PolicyWorker(cfg, buffers, torch.device("cpu"))
+
+        def make_env(cfg: Config, num_envs: int, b: SharedBuffers = buffers, tape: list = open_during_step) -> Any:
+            return CountingEnv(num_envs, lambda: tape.append(b.requests.qsize()))
+
+        worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_env)
+        worker.handle(RESUME, 0)
+        for _ in range(60):
+            server.serve([buffers.requests.get_nowait()])  # the policy worker answers one split ...
+            worker.handle(*buffers.inboxes[0].get_nowait())  # ... which is stepped while the others' requests are open
+            while not buffers.trajectories_done.empty():
+                worker.handle(*buffers.trajectories_done.get())
+        assert set(open_during_step) == {expected}
+
+
+def test_a_split_without_free_slots_does_not_hold_up_the_others() -> None:
+    cfg = make_cfg(num_workers=1, async_rl=False, batch_size=48)
+    buffers = make_buffers(cfg)
+    server = PolicyWorker(cfg, buffers, torch.device("cpu"))
+    worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_counting_env)
+    worker.handle(RESUME, 0)
+    while not buffers.requests.empty():
+        server.serve([buffers.requests.get_nowait()])
+        worker.handle(*buffers.inboxes[0].get_nowait())
+    done = [buffers.trajectories_done.get_nowait()[1] for _ in range(6)]
+    assert sorted(done) == list(range(6)), "every split finished its trajectories, then all wait for the learner"
+    for slot in done:
+        worker.handle(SLOT, slot)
+    assert buffers.requests.qsize() == 2
+
+
+def test_a_pause_holds_all_requests_back_and_loses_nothing() -> None:
+    cfg = make_cfg(num_workers=1, batch_size=8)
+    buffers = make_buffers(cfg)
+    server = PolicyWorker(cfg, buffers, torch.device("cpu"))
+    worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_counting_env)
+    assert buffers.requests.empty(), "nothing is sampled before the first RESUME"
+    worker.handle(RESUME, 0)
+    worker.handle(PAUSE, 0)
+    while not buffers.requests.empty():
+        server.serve([buffers.requests.get_nowait()])
+    while not buffers.inboxes[0].empty():
+        worker.handle(*buffers.inboxes[0].get_nowait())
+    assert buffers.requests.empty()
+    worker.handle(RESUME, 0)
+    assert sorted(buffers.requests.get_nowait() for _ in range(2)) == [(SPLIT, 0), (SPLIT, 1)]

@@ -1,0 +1,221 @@
+"""Tests of `vtrace.py` against slow oracles that are written like the papers' equations, all in float64."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from vtrace import gae, vtrace
+
+SEEDS = range(30)
+inf = math.inf
+
+
+class Case(NamedTuple):
+    """The arguments of `vtrace`, in its order."""
+
+    log_ratios: Tensor
+    rewards: Tensor
+    values: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    gamma: float
+    lambda_: float
+    rho_bar: float
+    c_bar: float
+
+    def without_ratios(self) -> tuple:
+        """Return the arguments of `gae`."""
+        return self[1:7]
+
+
+def random_case(seed: int, num_steps: int | None = None, batch: int | None = None, end: float = 0.15) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*choices: float) -> float:
+        return choices[int(torch.randint(len(choices), (), generator=generator))]
+
+    shape = (num_steps or int(draw(1, 2, 3, 7, 12)), batch or int(draw(1, 2, 5)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return Case(
+        log_ratios=normal(*shape), rewards=normal(*shape), values=normal(shape[0] + 1, shape[1]),
+        terminated=torch.rand(shape, generator=generator) < end, truncated=torch.rand(shape, generator=generator) < end,
+        gamma=draw(0.5, 0.9, 0.99, 1.0), lambda_=draw(0.0, 0.5, 0.95, 1.0),
+        rho_bar=draw(0.5, 1.0, 2.0, inf), c_bar=draw(0.5, 1.0, 2.0, inf))
+
+
+def on_policy(case: Case, rho_bar: float = 1.0, c_bar: float = 1.0) -> Case:
+    return case._replace(log_ratios=torch.zeros_like(case.log_ratios), rho_bar=rho_bar, c_bar=c_bar)
+
+
+def assert_equal(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+# ---- oracles: one trajectory b, one start s at a time ------------------------------------------------------------
+
+
+def last_step(case: Case, s: int, b: int) -> int:
+    """Return the last step of the episode that step s belongs to, or of the trajectory."""
+    num_steps = len(case.rewards)
+    ends = [t for t in range(s, num_steps) if case.terminated[t, b] or case.truncated[t, b]]
+    return min([*ends, num_steps - 1])
+
+
+def paper_td_error(case: Case, t: int, b: int) -> float:
+    """Return r_t + gamma V(x_{t+1}) - V(x_t), where nothing follows a termination."""
+    next_value = 0.0 if case.terminated[t, b] else float(case.values[t + 1, b])
+    return float(case.rewards[t, b]) + case.gamma * next_value - float(case.values[t, b])
+
+
+def paper_vtrace(case: Case) -> Tensor:
+    """IMPALA, equation 1: v_s = V(x_s) + sum_{t=s}^{s+n-1} gamma^{t-s} (prod_{i=s}^{t-1} c_i) delta_t V."""
+    num_steps, batch = case.rewards.shape
+    ratio = [[math.exp(x) for x in row] for row in case.log_ratios.tolist()]
+    vs = torch.empty(num_steps, batch, dtype=torch.float64)
+    for b in range(batch):
+        for s in range(num_steps):
+            total = float(case.values[s, b])
+            for t in range(s, last_step(case, s, b) + 1):
+                c = [case.lambda_ * min(case.c_bar, ratio[i][b]) for i in range(s, t)]
+                delta = min(case.rho_bar, ratio[t][b]) * paper_td_error(case, t, b)
+                total += case.gamma ** (t - s) * math.prod(c) * delta
+            vs[s, b] = total
+    return vs
+
+
+def paper_gae(case: Case) -> Tensor:
+    """GAE, equation 16: A_s = sum_l (gamma lambda)^l delta_{s+l}."""
+    num_steps, batch = case.rewards.shape
+    return torch.tensor([[
+        sum((case.gamma * case.lambda_) ** (t - s) * paper_td_error(case, t, b)
+            for t in range(s, last_step(case, s, b) + 1))
+        for b in range(batch)] for s in range(num_steps)], dtype=torch.float64)
+
+
+def n_step_returns(case: Case) -> Tensor:
+    """Sum the discounted rewards up to the episode's or the trajectory's end, then bootstrap unless terminated."""
+    num_steps, batch = case.rewards.shape
+    returns = torch.empty(num_steps, batch, dtype=torch.float64)
+    for b in range(batch):
+        for s in range(num_steps):
+            end = last_step(case, s, b)
+            total = sum(case.gamma ** (t - s) * float(case.rewards[t, b]) for t in range(s, end + 1))
+            if not case.terminated[end, b]:
+                total += case.gamma ** (end + 1 - s) * float(case.values[end + 1, b])
+            returns[s, b] = total
+    return returns
+
+
+def paper_advantages(case: Case, vs: Tensor) -> Tensor:
+    """r_t + gamma vs_{t+1} - V(x_t), with V(x_{t+1}) for vs_{t+1} at the end of a trajectory and in a truncation."""
+    num_steps, batch = case.rewards.shape
+    advantages = torch.empty(num_steps, batch, dtype=torch.float64)
+    for b in range(batch):
+        for t in range(num_steps):
+            if case.terminated[t, b]:
+                following = 0.0
+            elif case.truncated[t, b] or t == num_steps - 1:
+                following = float(case.values[t + 1, b])
+            else:
+                following = float(vs[t + 1, b])
+            advantages[t, b] = float(case.rewards[t, b]) + case.gamma * following - float(case.values[t, b])
+    return advantages
+
+
+# ---- tests -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_vtrace_is_the_sum_of_the_paper(seed: int) -> None:
+    case = random_case(seed)
+    vs, advantages = vtrace(*case)
+    assert_equal(vs, paper_vtrace(case))
+    assert_equal(advantages, paper_advantages(case, paper_vtrace(case)))
+
+
+@pytest.mark.parametrize("truncation", [1.0, inf])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_vtrace_on_policy_is_gae(seed: int, truncation: float) -> None:
+    case = on_policy(random_case(seed), truncation, truncation)
+    vs, _ = vtrace(*case)
+    targets, advantages = gae(*case.without_ratios())
+    assert_equal(vs, targets)
+    assert_equal(vs - case.values[:-1], advantages)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gae_is_the_sum_of_the_paper(seed: int) -> None:
+    case = random_case(seed)
+    targets, advantages = gae(*case.without_ratios())
+    assert_equal(advantages, paper_gae(case))
+    assert_equal(targets, case.values[:-1] + paper_gae(case))
+
+
+@pytest.mark.parametrize("truncation", [1.0, inf])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_vtrace_on_policy_with_lambda_1_is_the_n_step_return(seed: int, truncation: float) -> None:
+    case = on_policy(random_case(seed), truncation, truncation)._replace(lambda_=1.0)
+    vs, advantages = vtrace(*case)
+    assert_equal(vs, n_step_returns(case))
+    assert_equal(advantages, n_step_returns(case) - case.values[:-1])
+
+
+def test_a_truncated_episode_bootstraps_from_its_final_observation_only() -> None:
+    case = random_case(1, num_steps=8, batch=4, end=0.0)._replace(gamma=0.9, lambda_=0.95, rho_bar=1.0, c_bar=1.0)
+    end = 3
+    case.truncated[end] = True
+    vs, advantages = vtrace(*case)
+
+    final_values = case.values.clone()
+    final_values[end + 1] += 10.0
+    moved_vs, moved_advantages = vtrace(*case._replace(values=final_values))
+    rho = case.log_ratios[end].exp().clamp(max=1.0)
+    assert_equal(moved_vs[end] - vs[end], rho * 0.9 * 10.0)
+    assert_equal(moved_advantages[end] - advantages[end], torch.full((4,), 9.0, dtype=torch.float64))
+    moved_targets, targets = (gae(*c.without_ratios())[0] for c in (case._replace(values=final_values), case))
+    assert_equal(moved_targets[end] - targets[end], torch.full((4,), 9.0, dtype=torch.float64))
+    # and with the truncation taken back, what follows does matter: the comparison above could fail
+    assert not torch.equal(vtrace(*case._replace(truncated=torch.zeros_like(case.truncated)))[0][end], vs[end])
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_after_the_end_of_an_episode_matters(seed: int, kind: str) -> None:
+    """Row end + 1 is the masked reset; only its value counts, and only after a truncation."""
+    case = random_case(seed, num_steps=10, batch=3)
+    end = 4
+    case.terminated[end], case.truncated[end] = kind == "terminated", kind == "truncated"
+    other = random_case(seed + 100, num_steps=10, batch=3)
+    first_value = end + 1 if kind == "terminated" else end + 2
+
+    def spliced(mine: Tensor, others: Tensor, first: int = end + 1) -> Tensor:
+        return torch.cat([mine[:first], others[first:]])
+
+    changed = case._replace(
+        log_ratios=spliced(case.log_ratios, 5 * other.log_ratios),
+        rewards=spliced(case.rewards, 1e6 * other.rewards),
+        values=spliced(case.values, 1e6 * other.values, first_value),
+        terminated=spliced(case.terminated, other.terminated),
+        truncated=spliced(case.truncated, other.truncated))
+    for before, after in zip(vtrace(*case), vtrace(*changed), strict=True):
+        assert torch.equal(before[: end + 1], after[: end + 1])
+        assert not torch.equal(before[end + 1 :], after[end + 1 :])
+    for before, after in zip(gae(*case.without_ratios()), gae(*changed.without_ratios()), strict=True):
+        assert torch.equal(before[: end + 1], after[: end + 1])
+        assert not torch.equal(before[end + 1 :], after[end + 1 :])
+
+
+def test_results_are_detached_and_arguments_untouched() -> None:
+    case = random_case(2)
+    copies = [argument.clone() if isinstance(argument, Tensor) else argument for argument in case]
+    for result in (*vtrace(*case._replace(values=case.values.clone().requires_grad_())), *gae(*case.without_ratios())):
+        assert not result.requires_grad
+        assert result.dtype == torch.float64
+    for argument, copy in zip(case, copies, strict=True):
+        assert torch.equal(argument, copy) if isinstance(argument, Tensor) else argument == copy

@@ -35,13 +35,14 @@ PROFILES: dict[str, dict[str, Any]] = {
         "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.01, "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01,
-        "max_grad_norm": 1.0,
+        "max_grad_norm": 1.0, "learner_threads": 2,
     },
     "classic_control": {
         "train_for_env_steps": 500_000, "num_envs_per_worker": 16, "rollout": 32,
         "batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "linear_decay", "adam_eps": 1e-5,
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 0.5,
+        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
+        "gamma": 0.98, "reward_scale": 0.02,  # values of about 1: their loss must not drown the policy's in the shared encoder
         "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },
     "other": {},

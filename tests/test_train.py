@@ -1,0 +1,440 @@
+"""The command `train.py`: its records, exit statuses, refusals and resumption, and that it leaves nothing behind."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import torch
+
+import appo
+import shared_buffers
+import train
+from checkpoint import find_checkpoint, load_checkpoint
+from config import load_saved, make_config
+
+TRAIN_PY = Path(train.__file__)
+DEADLINE_SEC = 60.0  # stands for "does not hang", also on a busy machine
+GOAL = 2000  # env_steps of the shared run
+SMALL = ("--env=CartPole-v1", "--experiment=first", "--num_workers=1", "--num_envs_per_worker=4", "--rollout=16",
+         "--batch_size=128", "--num_batches_per_epoch=1", "--num_epochs=8", "--encoder_mlp_layers=16", "--device=cpu",
+         "--report_interval_sec=0.2", "--stall_timeout_sec=30")
+ENDLESS = ("--train_for_env_steps=1e9", "--num_epochs=64")  # nearly always in the middle of a dataset
+COMPONENTS = ("rollout_worker_0", "policy_worker_0", "learner")  # in the order in which they are started
+SUMMARY_KEYS = {"env_steps", "env_frames", "sgd_steps", "wall_sec", "fps", "mean_return", "policy_lag_mean",
+                "policy_lag_max"}
+
+
+class Outcome(NamedTuple):
+    """How a run of the command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run_train(train_dir: Path, *flags: str, disturb: Callable[[subprocess.Popen], None] | None = None) -> Outcome:
+    """Run train.py to its end, check that it leaves no process, shared memory or half-written file behind.
+
+    `disturb` is called with the process once it has learned something.
+    """
+    train_dir.mkdir(parents=True, exist_ok=True)
+    shm_before = shm_files()
+    process = subprocess.Popen(
+        [sys.executable, TRAIN_PY, f"--train_dir={train_dir}", *flags], cwd=train_dir, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(train_dir)},
+        start_new_session=True)
+    try:
+        if disturb is not None:
+            wait_until(lambda: has_learned(train_dir) or process.poll() is not None, "it does not learn")
+            assert process.poll() is None, process.communicate()
+            disturb(process)
+        out, err = process.communicate(timeout=DEADLINE_SEC)  # until the last child has closed the pipes
+        wait_until(lambda: not members(process), "processes are left")
+        wait_until(lambda: not shm_files() - shm_before - shm_in_use(), "shared memory is left")
+    finally:
+        for member in members(process):
+            member.kill()
+        process.wait()
+    assert not list(train_dir.rglob("*.tmp"))
+    return Outcome(process.returncode, out, err)
+
+
+def wait_until(condition: Callable[[], bool], complaint: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SEC
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.05)
+
+
+def has_learned(train_dir: Path) -> bool:
+    return any(row["sgd_steps"] > 0 for path in train_dir.glob("*/metrics.jsonl") for row in read_rows(path))
+
+
+def members(process: subprocess.Popen) -> list[psutil.Process]:
+    """Return the living processes of the session that `process` leads or led."""
+    found = []
+    for member in psutil.process_iter():
+        try:
+            if os.getsid(member.pid) == process.pid and member.status() != psutil.STATUS_ZOMBIE:
+                found.append(member)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
+    return found
+
+
+def shm_files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("*")}
+
+
+def shm_in_use() -> set[str]:
+    """Return the files in /dev/shm that a living process has mapped: here, those of other programs."""
+    used = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:  # it has ended, or is another user's
+            continue
+        used |= {line.split("/dev/shm/", 1)[1].split(" ")[0] for line in lines if "/dev/shm/" in line}
+    return used
+
+
+def read_json(text: str) -> Any:
+    """Parse JSON as everyone else does: NaN and Infinity are none."""
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+    return json.loads(text, parse_constant=refuse)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the complete lines of metrics.jsonl."""
+    return [read_json(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    return read_json((run_dir / "summary.json").read_text())
+
+
+def newest_state(run_dir: Path) -> dict[str, Any]:
+    return load_checkpoint(find_checkpoint(run_dir))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return the hash of every file below a folder, to show that nothing has changed."""
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Return a finished run, which no test changes: its folder and its outcome."""
+    train_dir = tmp_path_factory.mktemp("finished")
+    outcome = run_train(train_dir, *SMALL, f"--train_for_env_steps={GOAL}")
+    assert outcome.status == 0, outcome
+    return SimpleNamespace(run_dir=train_dir / "first", outcome=outcome)
+
+
+@pytest.fixture
+def run_dir(finished: SimpleNamespace, tmp_path: Path) -> Path:
+    """Return a copy of the finished run, in a train_dir of its own."""
+    return Path(shutil.copytree(finished.run_dir, tmp_path / "runs" / "first"))
+
+
+# ---- the end, of its own accord and otherwise ------------------------------------------------------------------------
+
+
+def test_finished_run_is_quiet_and_keeps_its_settings(finished: SimpleNamespace) -> None:
+    assert finished.outcome.err == ""
+    cfg = make_config(load_saved(finished.run_dir / "config.json"))
+    assert (cfg.env, cfg.num_envs_per_worker, cfg.encoder_mlp_layers) == ("CartPole-v1", 4, (16,))
+    log = (finished.run_dir / "log.txt").read_text()
+    for line in ("CartPole-v1: obs (4,) -> Discrete(2)", f"records in {finished.run_dir}"):
+        assert line in log
+        assert line in finished.outcome.out
+
+
+def test_finished_run_has_a_summary(finished: SimpleNamespace) -> None:
+    summary = read_summary(finished.run_dir)
+    assert summary.keys() >= SUMMARY_KEYS
+    assert GOAL <= summary["env_steps"] < 2 * GOAL
+    assert summary["env_frames"] == summary["env_steps"]
+    assert summary["fps"] == pytest.approx(summary["env_frames"] / summary["wall_sec"])
+    assert summary["sgd_steps"] > 0
+    assert len(summary["mean_return"]) == 1
+    assert 5 < summary["mean_return"][0] <= 500
+    assert 0 <= summary["policy_lag_mean"] <= summary["policy_lag_max"]
+
+
+def test_finished_run_has_metrics(finished: SimpleNamespace) -> None:
+    rows = read_rows(finished.run_dir / "metrics.jsonl")
+    assert rows
+    for row in rows:
+        assert row.keys() >= SUMMARY_KEYS - {"policy_lag_mean", "policy_lag_max"}
+        assert row["env_frames"] == row["env_steps"]
+    assert any(row.keys() >= SUMMARY_KEYS | {"loss", "entropy", "learning_rate"} for row in rows), "it has learned"
+    for name in ("env_steps", "sgd_steps", "wall_sec", "num_episodes"):
+        values = [row[name] for row in rows]
+        assert values == sorted(values), name
+        assert values[-1] <= read_summary(finished.run_dir)[name]
+
+
+def test_finished_run_has_a_checkpoint_and_tensorboard_events(finished: SimpleNamespace) -> None:
+    path = find_checkpoint(finished.run_dir)
+    assert path.parent == finished.run_dir / "checkpoints" / "policy_00"
+    state, summary = load_checkpoint(path), read_summary(finished.run_dir)
+    assert state["sgd_steps"] == summary["sgd_steps"]
+    assert 0 < state["env_steps"] <= summary["env_steps"]
+    events = list((finished.run_dir / "tensorboard" / "policy_00").glob("events.out.tfevents.*"))
+    assert len(events) == 1
+    assert b"episode/mean_return" in events[0].read_bytes()
+
+
+@pytest.mark.parametrize(("send", "number"), [
+    (os.killpg, signal.SIGINT),  # Ctrl-C in a terminal
+    (os.kill, signal.SIGTERM),
+    (os.killpg, signal.SIGTERM),  # `timeout`, service managers
+])
+def test_signal_saves_and_ends_with_status_0(tmp_path: Path, send: Callable[[int, int], None], number: int) -> None:
+    outcome = run_train(tmp_path, *SMALL, *ENDLESS, disturb=lambda process: send(process.pid, number))
+    assert (outcome.status, outcome.err) == (0, "")
+    state, summary = newest_state(tmp_path / "first"), read_summary(tmp_path / "first")
+    assert state["sgd_steps"] == summary["sgd_steps"] > 0
+    assert 0 < state["env_steps"] <= summary["env_steps"]
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_killed_component_ends_the_run_with_status_1_and_its_name(tmp_path: Path, component: str) -> None:
+    def kill(process: subprocess.Popen) -> None:
+        descendants = psutil.Process(process.pid).children(recursive=True)
+        components = [child for child in descendants if child.ppid() != process.pid]  # children of the fork server
+        assert len(components) == len(COMPONENTS)
+        components.sort(key=lambda child: (child.create_time(), child.pid))
+        components[COMPONENTS.index(component)].kill()
+
+    outcome = run_train(tmp_path, *SMALL, *ENDLESS, disturb=kill)
+    assert outcome.status == 1
+    assert outcome.err.splitlines() == [f"train.py: {component} was killed by SIGKILL (out of memory?)"]
+    assert read_summary(tmp_path / "first")["sgd_steps"] > 0
+
+
+def test_killed_main_process_leaves_nothing_behind(tmp_path: Path) -> None:
+    outcome = run_train(tmp_path, *SMALL, *ENDLESS, disturb=lambda process: process.kill())
+    assert outcome.status == -signal.SIGKILL
+
+
+BREAKING_ENV = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Breaks(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 50:
+            raise ValueError("the wheel came off")
+        return super().step(action)
+
+gymnasium.register("Breaks-v0", Breaks)
+"""
+
+
+def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "breaking_env.py").write_text(BREAKING_ENV)
+    outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking_env:Breaks-v0")
+    assert outcome.status == 1, outcome
+    lines = outcome.err.splitlines()
+    assert lines[0] == "train.py: rollout_worker_0 failed"
+    assert lines[-1] == "ValueError: the wheel came off"
+    assert outcome.err.count("Traceback") == 1
+    assert f'File "{tmp_path / "breaking_env.py"}"' in outcome.err
+
+
+# ---- the run's folder exists -----------------------------------------------------------------------------------------
+
+
+def test_resume_continues_counters_and_records(finished: SimpleNamespace, run_dir: Path) -> None:
+    """No other setting is given: the rest comes from the saved ones."""
+    outcome = run_train(run_dir.parent, "--env=CartPole-v1", "--experiment=first", f"--train_for_env_steps={2 * GOAL}")
+    assert (outcome.status, outcome.err) == (0, "")
+    before, after = newest_state(finished.run_dir), newest_state(run_dir)
+    assert f"resumed at env_steps={before['env_steps']:,} sgd_steps={before['sgd_steps']:,}" in outcome.out
+    assert after["sgd_steps"] > before["sgd_steps"]
+    assert after["env_steps"] > before["env_steps"]
+    assert after["env_steps_trained"] > before["env_steps_trained"]
+    assert {int(adam["step"]) for adam in after["optimizer"]["state"].values()} == {after["sgd_steps"]}
+
+    first, second = read_summary(finished.run_dir), read_summary(run_dir)
+    assert 2 * GOAL <= second["env_steps"] < 3 * GOAL
+    assert second["sgd_steps"] == after["sgd_steps"]
+    for name in ("wall_sec", "num_episodes"):
+        assert second[name] > first[name]
+
+    metrics = [(folder / "metrics.jsonl").read_text() for folder in (finished.run_dir, run_dir)]
+    assert metrics[1].startswith(metrics[0])
+    new_rows = read_rows(run_dir / "metrics.jsonl")[metrics[0].count("\n"):]
+    assert new_rows
+    assert all(row["env_steps"] >= before["env_steps"] for row in new_rows)
+    assert all(row["sgd_steps"] >= before["sgd_steps"] for row in new_rows)
+    saved = [make_config(load_saved(folder / "config.json")) for folder in (finished.run_dir, run_dir)]
+    assert {name for name, value in vars(saved[0]).items() if value != getattr(saved[1], name)} == {
+        "train_dir", "train_for_env_steps"}
+
+
+def test_finished_run_started_again_ends_at_once_and_loses_nothing(finished: SimpleNamespace, run_dir: Path) -> None:
+    outcome = run_train(run_dir.parent, *SMALL, f"--train_for_env_steps={GOAL // 2}")
+    assert (outcome.status, outcome.err) == (0, "")
+    before, after = newest_state(finished.run_dir), newest_state(run_dir)
+    assert after["sgd_steps"] == before["sgd_steps"]
+    assert after["env_steps"] == before["env_steps"]
+    assert all(torch.equal(after["model"][name], weights) for name, weights in before["model"].items())
+    first, second = read_summary(finished.run_dir), read_summary(run_dir)
+    for name in SUMMARY_KEYS - {"wall_sec", "env_steps", "env_frames"}:  # a checkpoint's env_steps are a few fewer
+        assert second[name] == first[name], name
+
+
+@pytest.mark.parametrize("behavior", ["restart", "overwrite"])
+def test_beginning_anew(finished: SimpleNamespace, run_dir: Path, behavior: str) -> None:
+    outcome = run_train(run_dir.parent, *SMALL, "--serial_mode", "--train_for_env_steps=300",
+                        f"--restart_behavior={behavior}")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "resumed" not in outcome.out
+    assert newest_state(run_dir)["env_steps"] < GOAL
+    assert read_summary(run_dir)["env_steps"] < GOAL
+    assert all(row["env_steps"] < GOAL for row in read_rows(run_dir / "metrics.jsonl"))
+    folders = {folder.name: folder for folder in run_dir.parent.iterdir()}
+    if behavior == "restart":
+        assert folders.keys() == {"first", "first_old"}
+        assert contents(folders["first_old"]) == contents(finished.run_dir)
+    else:
+        assert folders.keys() == {"first"}
+
+
+@pytest.mark.parametrize("folder", ["runs/second", "train_dir/CartPole-v1"])
+def test_moved_or_renamed_run_is_resumed_where_it_is(
+        finished: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished.run_dir, folder)
+    given = ["--train_dir=runs", "--experiment=second"] if folder == "runs/second" else []
+    cfg = train.configure(["--env=CartPole-v1", *given])
+    assert cfg.run_dir == Path(folder)
+    assert cfg.num_envs_per_worker == 4, "the saved settings are used"
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+           ) -> Iterator[Callable[..., str]]:
+    """Return a function that calls the command in this process, checks how it refuses, and returns the line."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def call(*argv: str) -> str:
+        before = contents(tmp_path)
+        assert train.main(list(argv)) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        lines = err.splitlines()
+        assert len(lines) == 1, err
+        assert lines[0].startswith("train.py: ")
+        assert contents(tmp_path) == before, "nothing was written, changed or lost"
+        return lines[0]
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("argv", "fragments"), [
+    ([], ["--env"]),
+    (["--env=CartPol-v1"], ["--env=CartPol-v1", "did you mean CartPole-v1"]),
+    (["--env=no_such_module:Env-v0"], ["no_such_module", "pip install no_such_module"]),
+    (["--env=CartPole-v1", "--num_worker=2"], ["--num_worker", "did you mean --num_workers?"]),
+    (["--env=CartPole-v1", "--batch_size=100"], ["--batch_size=100", "--rollout=32", "use 96 or 128"]),
+    (["--env=CartPole-v1", "--batch_size=many"], ["--batch_size", "many"]),
+    (["--env=CartPole-v1", "--lr_schedule=linear"], ["--lr_schedule=linear", "did you mean linear_decay?"]),
+    (["--env=CartPole-v1", "--device=cudda"], ["--device=cudda"]),
+    (["--env=CartPole-v1", "--train_dir=a_file/runs"], ["--train_dir=a_file/runs", "cannot be written"]),
+])
+def test_bad_input_is_refused_with_one_line(
+        refuse: Callable[..., str], tmp_path: Path, argv: list[str], fragments: list[str]) -> None:
+    (tmp_path / "a_file").touch()
+    line = refuse(*argv)
+    assert all(fragment in line for fragment in fragments), line
+
+
+def test_refusal_is_status_2_and_one_line_of_the_real_command(run_dir: Path) -> None:
+    before = contents(run_dir.parent)
+    outcome = run_train(run_dir.parent, *SMALL, "--train_for_env_steps=1e9", "--encoder_mlp_layers", "32")
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert len(outcome.err.splitlines()) == 1
+    assert outcome.err.startswith("train.py: ")
+    assert "architecture" in outcome.err
+    assert contents(run_dir.parent) == before
+
+
+def damage_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def damage_all(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def replace_with_other_data(path: Path) -> None:
+    torch.save({"weights": torch.zeros(3)}, path)
+
+
+@pytest.mark.parametrize("damage", [damage_half, damage_all, replace_with_other_data])
+def test_damaged_checkpoint_is_refused(refuse: Callable[..., str], run_dir: Path,
+                                       damage: Callable[[Path], None]) -> None:
+    path = find_checkpoint(run_dir)
+    damage(path)
+    line = refuse(f"--train_dir={run_dir.parent}", *SMALL)
+    assert str(path) in line
+    assert "damaged" in line
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"env": "CartPole-v1", "num_worker": 2}', None])
+def test_damaged_settings_are_refused(refuse: Callable[..., str], run_dir: Path, content: str | None) -> None:
+    path = run_dir / "config.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    refuse(f"--train_dir={run_dir.parent}", "--env=CartPole-v1", "--experiment=first")
+
+
+def test_checkpoint_of_another_architecture_is_refused(refuse: Callable[..., str], run_dir: Path) -> None:
+    line = refuse(f"--train_dir={run_dir.parent}", *SMALL, "--encoder_mlp_layers", "32")
+    assert str(find_checkpoint(run_dir)) in line
+    assert "another architecture" in line
+    assert "--restart_behavior=restart" in line
+
+
+def test_run_of_another_environment_is_refused(refuse: Callable[..., str], run_dir: Path) -> None:
+    line = refuse(f"--train_dir={run_dir.parent}", "--experiment=first", "--env=Acrobot-v1")
+    assert "CartPole-v1" in line
+    assert "--experiment" in line
+
+
+@pytest.mark.parametrize("behavior", ["resume", "restart", "overwrite"])
+def test_too_little_shared_memory_is_refused_and_nothing_is_lost(
+        refuse: Callable[..., str], run_dir: Path, behavior: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_buffers.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=512))
+    monkeypatch.setattr(appo, "start_context", lambda: torch.multiprocessing.get_context("spawn"))
+    line = refuse(f"--train_dir={run_dir.parent}", *SMALL, "--num_epochs=3", f"--restart_behavior={behavior}")
+    assert "/dev/shm" in line
+    assert "lower --num_envs_per_worker, --num_workers or --rollout" in line

@@ -155,15 +155,15 @@ class APPO:
             self._spawn(context, f"rollout_worker_{worker}", RolloutWorker, (cfg, buffers, worker), niceness=10)
         for worker in range(cfg.policy_workers_per_policy):
             self._spawn(context, f"policy_worker_{worker}", PolicyWorker, (cfg, buffers, device))
-        self._spawn(context, "learner", Learner, (cfg, buffers, device), threads=cfg.learner_threads, state=state)
+        self._spawn(context, "learner", Learner, (cfg, buffers, device), state=state)
 
-    def _spawn(self, context: Any, name: str, component: type, args: tuple, threads: int = 1, niceness: int = 0,
+    def _spawn(self, context: Any, name: str, component: type, args: tuple, niceness: int = 0,
                **kwargs: Any) -> None:
         pipe, child_pipe = context.Pipe(duplex=False)
         self.pipes[pipe] = name
         seed = self.cfg.seed + len(self.processes)
         process = context.Process(target=run_component, name=name, daemon=True,
-                                  args=(component, args, kwargs, child_pipe, threads, niceness, seed))
+                                  args=(component, args, kwargs, child_pipe, niceness, seed))
         process.start()
         child_pipe.close()  # now the child holds the only writing end: its death is the end of the pipe
         self.processes.append(process)
@@ -284,7 +284,7 @@ class APPO:
 # ---- the life of a child process ---------------------------------------------------------------------------------
 
 
-def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Connection, threads: int,
+def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Connection,
                   niceness: int, seed: int) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the supervisor stops us in order
@@ -292,7 +292,7 @@ def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Co
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.nice(niceness)
     keep_freed_memory()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)  # cores are shared between processes instead
     torch.manual_seed(seed)
     if component is not PolicyWorker:
         kwargs = {**kwargs, "report": pipe.send}

@@ -42,7 +42,8 @@ PROFILES: dict[str, dict[str, Any]] = {
         "batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "linear_decay", "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
-        "gamma": 0.98, "reward_scale": 0.02,  # values of about 1: their loss must not drown the policy's in the shared encoder
+        # small rewards make values of about 1, whose loss does not drown the policy's in the shared encoder
+        "gamma": 0.98, "reward_scale": 0.02,
         "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },
     "other": {},

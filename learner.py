@@ -11,9 +11,11 @@ at the end of this file. Rows that are not valid (the reset between two episodes
 loss, no gradient and no statistic. Read next: `appo.py`.
 """
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -25,8 +27,8 @@ from model import ActorCritic, action_distribution, body_dtype
 from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SLOT, STOP, Message, SharedBuffers, allocate
 from vtrace import gae, vtrace
 
-# rows evaluated at once: activations of more would fall out of the CPU's cache (measured 25 % slower at 1024)
-CPU_ROWS_PER_PASS = 256
+# rows evaluated at once on a CPU: the activations of more would fall out of its cache (measured 25 % slower at 1024)
+CPU_ROWS_PER_PASS = 260
 
 
 class Batch:
@@ -51,6 +53,9 @@ class Learner:
         """
         self.cfg, self.buffers, self.device, self.report = cfg, buffers, device, report
         self.dtype = body_dtype(cfg, device, buffers.obs_space)
+        self.obs_names = [f"obs/{name}" for name in buffers.obs_space]
+        self.num_threads = 1 if cfg.serial_mode or device.type != "cpu" else cfg.learner_threads
+        self.map = ThreadPoolExecutor(self.num_threads).map if self.num_threads > 1 else map
         self.model = ActorCritic(cfg, buffers.obs_space, buffers.action_space).to(device)
         buffers.weights.refresh(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), cfg.learning_rate,
@@ -185,10 +190,9 @@ class Learner:
         return iter(order.split(self.cfg.trajectories_per_minibatch))
 
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Take one gradient step on a minibatch of trajectories, return statistics."""
-        loss, stats = self.loss(data)
+        """Take one gradient step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        stats = self.backward(data)
         max_norm = self.cfg.max_grad_norm or float("inf")
         stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         for group in self.optimizer.param_groups:
@@ -197,32 +201,48 @@ class Learner:
         self.sgd_steps += 1
         return stats
 
-    def evaluate(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Evaluate the network on trajectories [B, T+1, ...].
+    def backward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Add the gradient of the loss of a minibatch to the weights' `.grad`, return statistics.
 
-        Returns:
-            Action parameters [T+1, B, D] and values [T+1, B], with gradients.
+        The network is evaluated in parts, by `learner_threads` threads; the loss needs all outputs at once (it
+        normalizes advantages); its gradient with respect to them is then carried back through each part. One thread
+        per part waits for no other within a pass. The operators' own threads meet in spinning barriers several times
+        in each layer, and on a machine that does anything else besides the throughput falls to a tenth.
         """
-        num_trajectories, num_rows = data["rnn_states"].shape[:2]
-        obs = {name: data[f"obs/{name}"].flatten(0, 1) for name in self.buffers.obs_space}
-        normalized = self.model.normalize(obs, self.dtype)
-        rnn_states = data["rnn_states"].flatten(0, 1)
-        total = num_trajectories * num_rows
-        size = CPU_ROWS_PER_PASS if self.device.type == "cpu" else total
-        parts = []
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            for start in range(0, total, size):
-                rows = slice(start, start + size)
-                part = {name: value[rows] for name, value in normalized.items()}
-                parts.append(self.model(part, rnn_states[rows])[:2])
-        parameters, values = (torch.cat(part) for part in zip(*parts, strict=True))
-        shape = (num_trajectories, num_rows)
-        return parameters.unflatten(0, shape).transpose(0, 1), values.view(shape).transpose(0, 1)
+        parts = list(self.map(self.evaluate, self.split_rows(data)))
+        parameters, values = (torch.cat(outputs).detach().requires_grad_() for outputs in zip(*parts, strict=True))
+        shape = data["rnn_states"].shape[:2]  # B, T+1
+        loss, stats = self.loss(parameters.unflatten(0, shape).transpose(0, 1), values.view(shape).T, data)
+        loss.backward()
+        sizes = [len(part[1]) for part in parts]
+        grads = zip(parameters.grad.split(sizes), values.grad.split(sizes), strict=True)
+        list(self.map(torch.autograd.backward, parts, grads))
+        return stats
 
-    def loss(self, data: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the APPO loss of a minibatch of trajectories [B, T(+1), ...], and statistics."""
+    def split_rows(self, data: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Split trajectories [B, T+1, ...] into parts of about equally many rows, {obs and rnn_states: [R, ...]}."""
+        rows = {name: data[name].flatten(0, 1) for name in (*self.obs_names, "rnn_states")}
+        total = len(rows["rnn_states"])
+        num_parts = 1
+        if self.device.type == "cpu":
+            num_parts = self.num_threads * math.ceil(total / (self.num_threads * CPU_ROWS_PER_PASS))
+        size = math.ceil(total / num_parts)
+        return [{name: value[start : start + size] for name, value in rows.items()} for start in range(0, total, size)]
+
+    def evaluate(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluate the network on raw observations and memories [R, ...]: action parameters [R, D], values [R]."""
+        obs = {name.removeprefix("obs/"): rows[name] for name in self.obs_names}
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self.model(self.model.normalize(obs, self.dtype), rows["rnn_states"])[:2]
+
+    def loss(self, parameters: Tensor, values: Tensor, data: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the APPO loss of a minibatch, and statistics.
+
+        Args:
+            parameters, values: what the network says of its observations, [T+1, B, D] and [T+1, B].
+            data: the trajectories, {name: [B, T(+1), ...]}.
+        """
         cfg = self.cfg
-        parameters, values = self.evaluate(data)
         data = {name: tensor.transpose(0, 1) for name, tensor in data.items()}  # [T, B, ...] from here on
         policy = action_distribution(self.buffers.action_space, parameters[:-1])
         behavior_policy = action_distribution(self.buffers.action_space, data["action_parameters"])
@@ -230,8 +250,8 @@ class Learner:
         valid = data["valid"]
         if cfg.with_vtrace:
             targets, advantages = vtrace(
-                log_ratios.detach(), data["rewards"], values.detach(), data["terminated"], data["truncated"],
-                cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
+                log_ratios.detach().clamp(-20, 20), data["rewards"], values.detach(), data["terminated"],
+                data["truncated"], cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
         else:
             targets, advantages = data["targets"], data["advantages"]
         kl = masked_mean(behavior_policy.kl(policy), valid)
@@ -243,7 +263,7 @@ class Learner:
         loss = (policy_term + cfg.value_loss_coeff * value_term - cfg.exploration_loss_coeff * exploration
                 + cfg.kl_loss_coeff * kl)
         with torch.no_grad():
-            ratios = torch.where(valid, log_ratios, 0.0).exp()
+            ratios = torch.where(valid, log_ratios, masked_mean(log_ratios, valid)).exp()
             stats = {
                 "loss": loss, "policy_loss": policy_term, "value_loss": value_term, "entropy": entropy, "kl": kl,
                 "ratio_min": ratios.min(), "ratio_max": ratios.max(),
@@ -260,10 +280,7 @@ class Learner:
 
         Only the last value of a trajectory was not predicted then; the current network does it here.
         """
-        last_obs = {name: data[f"obs/{name}"][:, -1] for name in self.buffers.obs_space}
-        normalized = self.model.normalize(last_obs, self.dtype)
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            last_values = self.model(normalized, data["rnn_states"][:, -1])[1]
+        last_values = self.evaluate({name: data[name][:, -1] for name in (*self.obs_names, "rnn_states")})[1]
         values = torch.cat([data["values"], last_values[:, None]], 1)
         targets, advantages = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T,
                                   self.cfg.gamma, self.cfg.gae_lambda)
@@ -274,7 +291,7 @@ class Learner:
 
         Neighboring observations are nearly equal, and counting all of them would cost a tenth of a training pass.
         """
-        obs = {name: data[f"obs/{name}"][:, :-1:4].flatten(0, 1) for name in self.buffers.obs_space}
+        obs = {name.removeprefix("obs/"): data[name][:, :-1:4].flatten(0, 1) for name in self.obs_names}
         self.model.update_normalizers(obs, data["valid"][:, ::4].flatten())
 
     def update_learning_rate(self, stats: list[dict[str, Tensor]]) -> None:
@@ -338,6 +355,7 @@ def ppo_policy_loss(log_ratios: Tensor, advantages: Tensor, valid: Tensor, clip_
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, valid: Tensor, clip: float) -> Tensor:
     """Compute mean(max((V - R)^2, (V_old + clip(V - V_old, +-clip) - R)^2)); clip = 0: no clipping."""
+    targets = torch.where(valid, targets, 0.0)  # 0 x nan would be nan in the gradient
     error = (values - targets).square()
     if clip:
         clipped = old_values + (values - old_values).clamp(-clip, clip)

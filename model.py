@@ -56,7 +56,7 @@ class RunningNormalizer(nn.Module):
         normalized = torch.empty(obs.shape, dtype=dtype, device=obs.device)
         chunk = self.CHUNK if obs.device.type == "cpu" else max(len(obs), 1)
         for rows, out in zip(obs.split(chunk), normalized.split(chunk), strict=True):
-            exact = rows.float()
+            exact = rows.to(torch.float32, copy=True)
             out.copy_(torch.addcmul(shift, exact, scale, out=exact).clamp_(-self.CLIP, self.CLIP))
         return normalized
 
@@ -66,6 +66,8 @@ class RunningNormalizer(nn.Module):
         obs = obs[valid]
         if not len(obs):
             return
+        if not self.count:  # begin near the data: sums around a far point would lose the variance in float32
+            self.mean.copy_(obs[0].float() / self.unit)
         # sums in chunks, around the running mean so that float32 keeps its precision
         center = self.mean * self.unit
         total, squares = torch.zeros_like(center), torch.zeros_like(center)
@@ -74,7 +76,7 @@ class RunningNormalizer(nn.Module):
             total += difference.sum(0)
             squares += difference.square_().sum(0)
         shift = total / (len(obs) * self.unit)
-        var = squares / (len(obs) * self.unit**2) - shift.square()
+        var = (squares / (len(obs) * self.unit**2) - shift.square()).clamp_(min=0)
         weight = len(obs) / (self.count + len(obs))
         self.var.copy_((1 - weight) * self.var + weight * var + weight * (1 - weight) * shift.square())
         self.mean += weight * shift
@@ -144,8 +146,12 @@ class ImageEncoder(nn.Module):
         self.channels_last = shape[2] < shape[0]
         channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
         self.convolutions = convolutions(cfg.encoder_conv_architecture, channels, nonlinearity)
-        with torch.no_grad():
-            num_features = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        try:
+            with torch.no_grad():
+                num_features = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        except RuntimeError as error:
+            raise UserError(f"images of {height}x{width} are too small for --encoder_conv_architecture="
+                            f"{cfg.encoder_conv_architecture}; use resnet_impala") from error
         self.mlp = mlp((num_features, *cfg.encoder_conv_mlp_layers), nonlinearity)
         self.out_size = cfg.encoder_conv_mlp_layers[-1] if cfg.encoder_conv_mlp_layers else num_features
 

@@ -159,7 +159,7 @@ class SharedBuffers:
         self.num_bytes = num_bytes(self.specs, self.num_slots)
         if context is not None:
             check_shared_memory(self.num_bytes)
-        self.trajectories = allocate(self.specs, self.num_slots, shared=True)
+        self.trajectories = allocate(self.specs, self.num_slots, shared=context is not None)
         self.agent_slot = torch.zeros(cfg.num_splits, cfg.envs_per_split, dtype=torch.int64).share_memory_()
         self.agent_t = torch.zeros(cfg.num_splits, cfg.envs_per_split, dtype=torch.int64).share_memory_()
         # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first

@@ -1,6 +1,7 @@
 """A vector environment whose observations name the environment, the episode and the step, to trace every transition."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -16,7 +17,7 @@ class CountingEnv:
     contract of `envs.VectorEnv` and records on `tape` when its step begins and ends.
     """
 
-    obs_space = {"obs": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
+    obs_space: ClassVar = {"obs": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
     action_space = spaces.Discrete(5)
 
     def __init__(self, num_envs: int, on_step: Callable[[], None] = lambda: None) -> None:

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import queue
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,22 @@ from learner import (
 from model import ActorCritic
 from policy_worker import PolicyWorker
 from shared_buffers import SLOT, SPLIT, STOP, SharedBuffers
-from vtrace import gae
+from vtrace import gae, vtrace
 
 CPU = torch.device("cpu")
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 DISCRETE = spaces.Discrete(3)
 CONTINUOUS = spaces.Box(-1, 1, (2,), np.float32)
 TRAJECTORIES = 4  # of one minibatch
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Use one thread: on tiny tensors a second one only waits, badly so on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Rig:
@@ -117,11 +127,18 @@ def clone(data: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gradients(learner: Learner, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the gradient of every parameter and the statistics of a minibatch."""
-    loss, stats = learner.loss(clone(data))
-    names, parameters = zip(*learner.model.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return {name: grad for name, grad in zip(names, found, strict=True) if grad is not None}, stats
+    """Return the gradient of every parameter that has one, and the statistics of a minibatch."""
+    learner.optimizer.zero_grad(set_to_none=True)
+    stats = learner.backward(clone(data))
+    return {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}, stats
+
+
+def evaluate(learner: Learner, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return action parameters [T+1, B, D] and values [T+1, B], with gradients."""
+    rows = {name: data[name].clone().flatten(0, 1) for name in ("obs/obs", "rnn_states")}
+    parameters, values = learner.evaluate(rows)
+    shape = data["rnn_states"].shape[:2]
+    return parameters.unflatten(0, shape).transpose(0, 1), values.unflatten(0, shape).T
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -141,15 +158,15 @@ def test_ratio_is_1_at_zero_lag(action_space: spaces.Space) -> None:
     for seed in range(3):  # with the first weights, and after SGD steps that also moved the normalizer
         data = rig.minibatch(seed)
         assert torch.all(data["policy_version"] == rig.learner.sgd_steps)
-        _, stats = rig.learner.loss(clone(data))
+        stats = rig.learner.backward(clone(data))
         assert abs(stats["ratio_min"] - 1) < 1e-5
         assert abs(stats["ratio_max"] - 1) < 1e-5
         assert abs(stats["kl"]) < 1e-6
-        parameters, values = rig.learner.evaluate(clone(data))
+        parameters, values = evaluate(rig.learner, data)
         torch.testing.assert_close(parameters[:-1].transpose(0, 1), data["action_parameters"], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(values[:-1].T, data["values"], rtol=1e-5, atol=1e-5)
         rig.learner.train(rig.batch(seed + 10))
-    _, stats = rig.learner.loss(clone(data))  # the same trajectories, now one dataset old
+    stats = rig.learner.backward(data)  # the same trajectories, now one dataset old
     assert stats["ratio_max"] - stats["ratio_min"] > 1e-3
 
 
@@ -236,7 +253,7 @@ def test_ratio_statistics_are_of_valid_rows_only() -> None:
     data = rig.minibatch()
     assert not data["valid"].all()
     for shift in (1.0, -1.0):
-        stats = rig.learner.loss(clone(data) | {"log_probs": data["log_probs"] + shift})[1]
+        stats = rig.learner.backward(clone(data) | {"log_probs": data["log_probs"] + shift})
         assert stats["ratio_min"] == pytest.approx(math.exp(-shift), rel=1e-4)
         assert stats["ratio_max"] == pytest.approx(math.exp(-shift), rel=1e-4)
 
@@ -390,7 +407,7 @@ def test_the_loss_is_the_weighted_sum_of_its_terms() -> None:
     rig.learner.train(rig.batch(1))
     data = rig.minibatch(2)
     rig.learner.train(rig.batch(3))  # now the KL is not 0
-    stats = rig.learner.loss(data)[1]
+    stats = rig.learner.backward(data)
     assert stats["kl"] > 1e-6
     expected = stats["policy_loss"] + 0.7 * stats["value_loss"] - 0.2 * stats["entropy"] + 0.4 * stats["kl"]
     torch.testing.assert_close(stats["loss"], expected)
@@ -417,7 +434,7 @@ def test_gae_bootstraps_from_the_current_network_and_otherwise_from_the_values_p
 def test_vtrace_on_policy_gives_the_loss_of_gae_targets() -> None:
     """At zero lag the two differ in their advantages only, so the value loss must be the same."""
     with_vtrace, without = Rig(), Rig(with_vtrace=False)
-    stats, other = with_vtrace.learner.loss(with_vtrace.minibatch())[1], without.learner.loss(without.minibatch())[1]
+    stats, other = (rig.learner.backward(rig.minibatch()) for rig in (with_vtrace, without))
     torch.testing.assert_close(stats["value_loss"], other["value_loss"], rtol=1e-4, atol=0)
     torch.testing.assert_close(stats["explained_variance"], other["explained_variance"], rtol=1e-4, atol=0)
     assert not torch.isclose(stats["advantage_std"], other["advantage_std"], rtol=1e-3)
@@ -426,19 +443,37 @@ def test_vtrace_on_policy_gives_the_loss_of_gae_targets() -> None:
 def test_vtrace_corrects_for_the_lag() -> None:
     rig = Rig()
     data = rig.minibatch()
-    on_policy = rig.learner.loss(clone(data))[1]
+    on_policy = rig.learner.backward(clone(data))
     data["log_probs"] += 1.0  # the current policy finds these actions less likely than the acting one did
-    off_policy = rig.learner.loss(data)[1]
+    off_policy = rig.learner.backward(data)
     assert off_policy["ratio_min"] == pytest.approx(math.exp(-1), rel=1e-4)
     assert abs(off_policy["value_loss"] - on_policy["value_loss"]) > 1e-3
 
 
-def test_evaluation_in_parts_equals_evaluation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+def test_values_are_clipped_around_those_predicted_when_acting() -> None:
+    rig = Rig(ppo_clip_value=0.1)
     data = rig.minibatch()
-    whole = rig.learner.evaluate(clone(data))
-    monkeypatch.setattr("learner.CPU_ROWS_PER_PASS", 7)
-    torch.testing.assert_close(rig.learner.evaluate(data), whole)
+    data["values"] += 0.5
+    values = evaluate(rig.learner, data)[1]
+    zeros = torch.zeros_like(values[:-1])
+    targets, _ = vtrace(zeros, data["rewards"].T, values, data["terminated"].T, data["truncated"].T, 0.99, 0.95, 1, 1)
+    expected = clipped_value_loss(values[:-1], data["values"].T, targets, data["valid"].T, 0.1)
+    torch.testing.assert_close(rig.learner.backward(data)["value_loss"], expected.detach(), rtol=1e-4, atol=1e-4)
+    assert expected > 1.01 * masked_mean((values[:-1] - targets).square(), data["valid"].T)
+
+
+@pytest.mark.parametrize("learner_threads", [1, 2])
+def test_the_gradient_in_parts_is_the_gradient_at_once(learner_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(learner_threads=learner_threads)
+    data = rig.minibatch()
+    loss, _ = rig.learner.loss(*evaluate(rig.learner, data), data)
+    names, parameters = zip(*rig.learner.model.named_parameters(), strict=True)
+    expected = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+    for size in (260, 7):
+        monkeypatch.setattr("learner.CPU_ROWS_PER_PASS", size)
+        grads, stats = gradients(rig.learner, data)
+        torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(stats["loss"], loss.detach())
 
 
 # ---- SGD ---------------------------------------------------------------------------------------------------------
@@ -525,6 +560,16 @@ def test_kl_adaptive_reacts_to_the_kl_of_the_last_epoch() -> None:
     assert rate_after([0.0, 0.05]) == pytest.approx(1e-3 / 1.5)
     assert rate_after([0.0, 0.02]) == pytest.approx(1e-3)
     assert rate_after([0.0, 0.008]) == pytest.approx(1.5e-3)
+
+
+def test_the_learning_rate_is_set_after_each_epoch_from_its_own_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(num_batches_per_epoch=2, num_epochs=3)
+    steps, epochs = [], []
+    monkeypatch.setattr(rig.learner, "sgd_step", lambda _: steps.append({"kl": torch.rand(())}) or steps[-1])
+    monkeypatch.setattr(rig.learner, "update_learning_rate", epochs.append)
+    monkeypatch.setattr(rig.learner, "summarize", lambda *_: {})
+    rig.learner.train(rig.batch())
+    assert epochs == [steps[0:2], steps[2:4], steps[4:6]]
 
 
 # ---- state -------------------------------------------------------------------------------------------------------
@@ -645,9 +690,10 @@ def test_the_batcher_waits_with_a_full_batch_until_training_gives_it_the_next() 
     rig.act([0, 1, 2, 3])
     for slot in (0, 1, 2, 3, 0, 1):
         rig.buffers.trajectories_done.put((SLOT, slot))
+    rig.buffers.trajectories_done.put((STOP, 0))
     rig.learner.run_batcher()
     assert [type(item) for item in drain(rig.learner.work)] == [Batch, queue.Empty]
-    assert drain(rig.buffers.trajectories_done) == [(SLOT, 0), (SLOT, 1)]
+    assert drain(rig.buffers.trajectories_done) == [(SLOT, 0), (SLOT, 1), (STOP, 0)]
     assert drain(rig.buffers.inboxes[0]) == [(SLOT, slot) for slot in range(4)]
 
 
@@ -663,10 +709,10 @@ def test_the_next_batch_is_filled_during_the_last_sgd_step_not_earlier(monkeypat
     monkeypatch.setattr(rig.learner, "sgd_step", step)
     first = rig.batch()
     rig.learner.train(first)
-    second = rig.learner.next_batch.get()
+    second = rig.learner.next_batch.get_nowait()
     assert second is not first
     rig.learner.train(second)
-    assert rig.learner.next_batch.get() is first
+    assert rig.learner.next_batch.get_nowait() is first
     assert waiting == [0, 0, 1] * 2
 
 

@@ -1,6 +1,7 @@
 """Tests of `model.py`: action distributions, the running normalizer, encoders, initialization and precision."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,6 +17,15 @@ from model import ActorCritic, Categorical, DiagonalGaussian, Distribution, Imag
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Use one thread: on tiny tensors a second one only waits, badly so on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def config(**settings: object) -> Config:

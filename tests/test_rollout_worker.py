@@ -1,5 +1,7 @@
 """The sampler loses, duplicates and misplaces nothing, and overlaps simulation with inference."""
 
+import itertools
+import queue
 import threading
 from typing import Any
 
@@ -20,12 +22,7 @@ T = 8
 class Threads:
     """Stands in for a multiprocessing context: the same components, run by threads with real queues and locks."""
 
-    @staticmethod
-    def SimpleQueue() -> Any:  # noqa: N802  a context's name for it
-        import queue
-
-        return queue.SimpleQueue()
-
+    SimpleQueue = queue.SimpleQueue
     Lock = threading.Lock
 
 
@@ -138,7 +135,7 @@ def test_reported_episodes_have_their_true_return_and_length() -> None:
         done = np.concatenate([part["terminated"] | part["truncated"] for part in parts])
         starts = [0, *(np.flatnonzero(done) + 1)]
         true += [(float((rewards * valid)[a:b].sum()), int(valid[a:b].sum()))
-                 for a, b in zip(starts[:-1], starts[1:], strict=True)]
+                 for a, b in itertools.pairwise(starts)]
     assert set(true) <= set(episodes)
 
 

@@ -253,7 +253,7 @@ def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tm
     (tmp_path / "breaking_env.py").write_text(BREAKING_ENV)
     outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking_env:Breaks-v0")
     assert outcome.status == 1, outcome
-    lines = outcome.err.splitlines()
+    lines = outcome.err.strip().splitlines()
     assert lines[0] == "train.py: rollout_worker_0 failed"
     assert lines[-1] == "ValueError: the wheel came off"
     assert outcome.err.count("Traceback") == 1
@@ -292,7 +292,7 @@ def test_resume_continues_counters_and_records(finished: SimpleNamespace, run_di
 
 
 def test_finished_run_started_again_ends_at_once_and_loses_nothing(finished: SimpleNamespace, run_dir: Path) -> None:
-    outcome = run_train(run_dir.parent, *SMALL, f"--train_for_env_steps={GOAL // 2}")
+    outcome = run_train(run_dir.parent, *SMALL, f"--train_for_env_steps={GOAL}")
     assert (outcome.status, outcome.err) == (0, "")
     before, after = newest_state(finished.run_dir), newest_state(run_dir)
     assert after["sgd_steps"] == before["sgd_steps"]
@@ -339,6 +339,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
            ) -> Iterator[Callable[..., str]]:
     """Return a function that calls the command in this process, checks how it refuses, and returns the line."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(appo, "start_context", lambda: torch.multiprocessing.get_context("spawn"))  # no fork server
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*argv: str) -> str:
@@ -434,7 +435,6 @@ def test_run_of_another_environment_is_refused(refuse: Callable[..., str], run_d
 def test_too_little_shared_memory_is_refused_and_nothing_is_lost(
         refuse: Callable[..., str], run_dir: Path, behavior: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_buffers.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=512))
-    monkeypatch.setattr(appo, "start_context", lambda: torch.multiprocessing.get_context("spawn"))
     line = refuse(f"--train_dir={run_dir.parent}", *SMALL, "--num_epochs=3", f"--restart_behavior={behavior}")
     assert "/dev/shm" in line
     assert "lower --num_envs_per_worker, --num_workers or --rollout" in line

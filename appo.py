@@ -64,9 +64,8 @@ class APPO:
         self.obs_space, self.action_space = probe_spaces(cfg)
         torch.manual_seed(cfg.seed)
         model = ActorCritic(cfg, self.obs_space, self.action_space)
-        state = prepare_run_dir(cfg, model)
-
         self.buffers = SharedBuffers(cfg, self.obs_space, self.action_space, model, self.device, context)
+        state = prepare_run_dir(cfg, model)  # after everything that may be refused: it may move or delete an old run
         if state is not None:
             self.buffers.env_steps[0] = state["env_steps"]
             self.buffers.weights.publish(model, state["sgd_steps"])
@@ -75,7 +74,7 @@ class APPO:
         self.pending_saves = self.num_ready = 0
         try:
             self._start(context, state)
-            self.records = Records(cfg, resumed=state is not None)
+            self.records = Records(cfg, resumed=state is not None, sgd_steps=state["sgd_steps"] if state else 0)
             self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start")
         except BaseException:
             self._kill()
@@ -95,6 +94,10 @@ class APPO:
         Returns earlier when should_stop() becomes true.
         """
         goal = self.cfg.train_for_env_steps if env_steps is None else self.env_steps + env_steps
+        if self.env_steps >= goal or self.records.wall_sec >= self.cfg.train_for_seconds:
+            self.records.log(f"nothing to do: the run has {self.env_steps:,} of {goal:,} env_steps and "
+                             f"{self.records.wall_sec:.0f} of {self.cfg.train_for_seconds:.0f} s")
+            return
         self.records.begin(self.env_steps, goal)
         self._send_all(self.buffers.inboxes, (RESUME, 0))
         moved = (time.monotonic(), None)

@@ -166,7 +166,9 @@ class Config:
 
     def save(self, path: Path) -> None:
         """Write all settings as JSON."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        os.replace(temporary, path)
 
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:
@@ -202,12 +204,14 @@ def _validate(c: Config) -> None:
     for name in ("gamma", "gae_lambda", "adam_beta1", "adam_beta2"):
         if not 0 <= getattr(c, name) <= 1:
             raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1")
+    if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:
+        raise UserError(f"--lr_adaptive_min={c.lr_adaptive_min} is above --lr_adaptive_max={c.lr_adaptive_max}")
     for name in ("encoder_conv_mlp_layers", "encoder_mlp_layers"):
         if not all(isinstance(size, int) and size > 0 for size in getattr(c, name)):
             raise UserError(f"--{name} must be positive layer sizes")
     if c.num_envs_per_worker < c.worker_num_splits:
         raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} is fewer environments than "
-                        f"--worker_num_splits={c.worker_num_splits}; give each split at least one")
+                        f"--worker_num_splits={c.worker_num_splits}; use {c.worker_num_splits}")
     if c.num_envs_per_worker % c.worker_num_splits:
         lower = c.num_envs_per_worker - c.num_envs_per_worker % c.worker_num_splits
         raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} cannot be divided into "
@@ -242,16 +246,22 @@ def parse_bool(text: str) -> bool:
 
 
 def _parse_int(text: str) -> int:
-    number = float(text) if "e" in text.lower() else int(text)  # 1e7 is welcome, 1.5 is not
-    if number != int(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(number)
+    try:
+        number = float(text) if "e" in text.lower() else int(text)  # 1e7 is welcome, 1.5 is not
+        if number == int(number):
+            return int(number)
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
 
 
 def _parse_float(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if math.isnan(number):
-        raise argparse.ArgumentTypeError("nan is not a number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return number
 
 
@@ -319,7 +329,7 @@ def load_saved(path: Path) -> dict[str, Any]:
         saved = json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); use --restart_behavior=restart to begin anew") from error
-    if not isinstance(saved, dict):
+    if not isinstance(saved, dict) or "env" not in saved:
         raise UserError(f"{path} holds no settings; use --restart_behavior=restart to begin anew")
     return saved
 

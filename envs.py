@@ -59,35 +59,38 @@ PACKAGES = {
 
 def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
     """Look an environment id up. Raises `UserError` naming the nearest known ids, or the package to install."""
-    if not env_id:
+    if not env_id.strip():
         raise UserError("--env is missing, for example --env PongNoFrameskip-v4")
-    _register_atari()
+    has_atari = _register_atari()
+    module, _, name = env_id.rpartition(":")
     if ":" in env_id:
-        module = env_id.split(":", maxsplit=1)[0]
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            missing = error.name or module
-            raise UserError(f"--env={env_id}: module {missing} cannot be imported; "
-                            f"pip install {PACKAGES.get(missing, missing)}") from error
+        except (ImportError, ValueError) as error:
+            missing = getattr(error, "name", None) or module
+            raise UserError(f"--env={env_id}: module '{missing}' cannot be imported; "
+                            f"pip install {PACKAGES.get(missing, missing.split('.')[0])}") from error
     try:
-        return gym.spec(env_id)
+        return gym.spec(name)
     except gym.error.Error as error:
+        namespace = name.split("/", maxsplit=1)[0]
+        if namespace in PACKAGES and not any(spec_id.startswith(f"{namespace}/") for spec_id in gym.registry):
+            raise UserError(f"--env={env_id}: pip install {PACKAGES[namespace]}") from error
         known = {spec_id.lower(): spec_id for spec_id in gym.registry}
-        close = difflib.get_close_matches(env_id.rsplit(":", maxsplit=1)[-1].lower(), known, n=3, cutoff=0.5)
-        package = PACKAGES.get(env_id.split("/", maxsplit=1)[0]) if "/" in env_id else None
-        hint = f"; did you mean {', '.join(known[name] for name in close)}?" if close else ""
-        if package and not any(name.startswith(env_id.split("/", maxsplit=1)[0] + "/") for name in gym.registry):
-            hint = f"; pip install {package}"
-        raise UserError(f"--env={env_id} is unknown{hint or f' ({error})'}") from error
+        close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(known[spec_id] for spec_id in close)}?" if close else ""
+        atari = "" if has_atari else "; Atari games need: pip install ale-py"
+        raise UserError(f"--env={env_id} is unknown{hint}{atari}") from error
 
 
-def _register_atari() -> None:
+def _register_atari() -> bool:
+    """Register the Atari games; False when their package is missing."""
     try:
         import ale_py  # noqa: PLC0415  optional package
     except ImportError:
-        return
+        return False
     gym.register_envs(ale_py)
+    return True
 
 
 def family(env_id: str) -> str:
@@ -189,17 +192,20 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
             env = (_atari_vector(cfg, spec, num_envs) if render_mode is None
                    else SyncVectorEnv([lambda: atari_env(cfg, spec, render_mode)] * num_envs))
         elif spec.vector_entry_point is not None and render_mode is None and "jax" not in str(spec.vector_entry_point):
-            env = gym.make_vec(cfg.env, num_envs=num_envs)
+            env = gym.make_vec(spec.id, num_envs=num_envs)
         else:
-            # plain Envs pay for wrappers at every step: the checker warns once at most, the order is the spec's
-            env = SyncVectorEnv([_single(cfg.env, render_mode)] * num_envs)
+            env = SyncVectorEnv([_single(spec.id, render_mode)] * num_envs)
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"--env={cfg.env}: {str(error).splitlines()[0]}") from error
+    except ModuleNotFoundError as error:
+        raise UserError(f"--env={cfg.env}: module {error.name} is missing; "
+                        f"pip install {PACKAGES.get(error.name, error.name)}") from error
     return VectorEnv(env)
 
 
 def _single(env_id: str, render_mode: str | None) -> Callable[[], gym.Env]:
-    return lambda: gym.make(env_id, render_mode=render_mode, disable_env_checker=True)
+    kwargs = {"render_mode": render_mode} if render_mode else {}  # an environment need not know that argument
+    return lambda: gym.make(env_id, disable_env_checker=True, **kwargs)
 
 
 # ---- Atari -------------------------------------------------------------------------------------------------------

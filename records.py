@@ -29,8 +29,8 @@ BEST_EVERY_SEC = 20.0  # a new best mean return is saved at most this often
 class Records:
     """Counts, averages and writes what a run reports. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, *, resumed: bool) -> None:
-        self.cfg, self.run_dir = cfg, cfg.run_dir
+    def __init__(self, cfg: Config, *, resumed: bool, sgd_steps: int) -> None:
+        self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed
         self.started = self.last_row = time.monotonic()
         earlier = read_summary(self.run_dir) if resumed else {}
         self.wall_before: float = earlier.get("wall_sec", 0.0)  # seconds of training before this process
@@ -39,7 +39,7 @@ class Records:
         self.lengths: collections.deque[int] = collections.deque(maxlen=RETURN_WINDOW)
         self.num_episodes: int = earlier.get("num_episodes", 0)
         self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
-        self.latest: dict[str, float] = {"sgd_steps": earlier.get("sgd_steps", 0)}
+        self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
         self.last_saved = {SAVE_PERIODIC: time.monotonic(), SAVE_BEST: -math.inf, SAVE_MILESTONE: time.monotonic()}
         self.goal = cfg.train_for_env_steps
         self.train_sec = 0.0  # in earlier calls of train()
@@ -221,7 +221,8 @@ class Records:
             return
         if self.begun is not None:
             self.end(env_steps)
-        self._write_summary(env_steps)
+        if self.steps_trained or not self.resumed:  # else the summary of the run so far stays true
+            self._write_summary(env_steps)
         mean = f"{self.mean_return:.2f}" if self.returns else "none"
         self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, mean return {mean}, "
                  f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")

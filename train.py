@@ -44,7 +44,8 @@ def configure(argv: list[str]) -> Config:
         if saved["env"] != cfg.env:
             raise UserError(f"{cfg.run_dir} holds a run of {saved['env']}; use another --experiment, or "
                             "--restart_behavior=restart")
-        cfg = make_config(saved, {"restart_behavior": "resume"}, given)
+        here = {name: getattr(cfg, name) for name in ("train_dir", "experiment", "restart_behavior")}
+        cfg = make_config(saved, here, given)
     return cfg
 
 

@@ -57,7 +57,9 @@ class APPO:
 
     def __init__(self, env: str | Config, **settings: Any) -> None:
         """Make the system for an environment id and settings of `Config`, or for a complete `Config`."""
-        self.cfg = env if isinstance(env, Config) else make_config(profile(env), {"env": env, **settings})
+        if not isinstance(env, Config):
+            env = make_config(profile(env, settings.get("num_workers")), {"env": env, **settings})
+        self.cfg = env
         cfg = self.cfg
         context = None if cfg.serial_mode else start_context()  # first, since it takes seconds
         self.device = choose_device(cfg.device)
@@ -106,7 +108,7 @@ class APPO:
                    and not should_stop()):
                 self._advance()
                 moved = self._check_progress(*moved)
-                for save in self.records.tick(self.env_steps):
+                for save in self.records.tick(self.env_steps, int(self.buffers.weights.version)):
                     self._request_save(save)
         except BaseException:
             self._kill()

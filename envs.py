@@ -8,7 +8,8 @@ Observations are always a dict of arrays (a plain space becomes {"obs": space}),
 one kind from the other. Environments with a batched implementation of their own use it (Atari and CartPole: in C++
 and NumPy); all others run in gymnasium's `SyncVectorEnv`.
 
-Each family has a profile: the settings of `Config` that learn well there, as data. Used by `rollout_worker.py`,
+Each family has a profile: the settings of `Config` that learn well there, as data ("num_envs" is the number of all
+environments, spread over the rollout workers). Used by `rollout_worker.py`,
 `appo.py` (the spaces) and `evaluate.py`.
 """
 
@@ -22,7 +23,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from config import Config, UserError
+from config import Config, UserError, cpu_cores
 
 Observation = dict[str, np.ndarray]
 
@@ -31,14 +32,14 @@ Observation = dict[str, np.ndarray]
 PROFILES: dict[str, dict[str, Any]] = {
     "atari": {
         "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0,
-        "num_envs_per_worker": 32, "rollout": 64,
+        "num_envs": 64, "rollout": 64,
         "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.01, "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01,
         "max_grad_norm": 1.0, "learner_threads": 2,
     },
     "classic_control": {
-        "train_for_env_steps": 500_000, "num_envs_per_worker": 16, "rollout": 32,
+        "train_for_env_steps": 500_000, "num_envs": 32, "rollout": 32,
         "batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "linear_decay", "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
@@ -104,9 +105,17 @@ def family(env_id: str) -> str:
     return "other"
 
 
-def profile(env_id: str) -> dict[str, Any]:
-    """Return the settings that learn well on this environment's family."""
-    return PROFILES[family(env_id)]
+def profile(env_id: str, num_workers: int | None = None) -> dict[str, Any]:
+    """Return the settings that learn well on this environment's family, for a number of rollout workers.
+
+    The number of all environments stays nearly the same whatever the machine, since it decides how much experience is
+    in flight and so how old it is when it is learned from.
+    """
+    settings = dict(PROFILES[family(env_id)])
+    if "num_envs" in settings:
+        per_worker = settings.pop("num_envs") / (num_workers or cpu_cores())
+        settings["num_envs_per_worker"] = max(2, 2 * round(per_worker / 2))  # two splits
+    return settings
 
 
 # ---- the contract ------------------------------------------------------------------------------------------------

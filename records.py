@@ -45,6 +45,7 @@ class Records:
         self.train_sec = 0.0  # in earlier calls of train()
         self.begun: float | None = None  # when the running call of train() began
         self.steps_before_train = self.steps_at_row = 0
+        self.sgd_steps_before = sgd_steps
         self.steps_trained = 0  # env_steps sampled inside train(), by this process
         self.first_step_sec: float | None = None
         self.peak_memory_bytes = 0
@@ -75,9 +76,6 @@ class Records:
                 self.lengths.append(length)
                 self.num_episodes += 1
         elif kind == "trained":
-            if self.first_step_sec is None:
-                self.first_step_sec = time.time() - psutil.Process().create_time()
-                self.log(f"first dataset learned {self.first_step_sec:.1f} s after the start")
             self.training.append(content[0])
             self.latest = content[0]
             self.lag_sum += content[0]["policy_lag_mean"]
@@ -113,9 +111,12 @@ class Records:
         self.steps_trained += env_steps - self.steps_before_train
         self.steps_before_train = env_steps
 
-    def tick(self, env_steps: int) -> list[int]:
+    def tick(self, env_steps: int, sgd_steps: int) -> list[int]:
         """Write a row if one is due; return the kinds of checkpoints that are due."""
         now = time.monotonic()
+        if self.first_step_sec is None and sgd_steps > self.sgd_steps_before:
+            self.first_step_sec = time.time() - psutil.Process().create_time()
+            self.log(f"first SGD step {self.first_step_sec:.1f} s after the start")
         elapsed = now - self.last_row
         due = bool(self.training) if self.cfg.serial_mode else elapsed >= self.cfg.report_interval_sec
         if not due:
@@ -185,7 +186,7 @@ class Records:
             "mean_return": [self.mean_return if self.returns else None],
             "best_return": [self.best_return if math.isfinite(self.best_return) else None],
             "policy_lag_mean": self.lag_sum / max(self.num_datasets, 1), "policy_lag_max": self.lag_max,
-            "first_dataset_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
+            "first_sgd_step_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
         }
         temporary = self.run_dir / "summary.tmp"
         temporary.write_text(json.dumps(summary, indent=2) + "\n")

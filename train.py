@@ -16,9 +16,13 @@ from envs import profile
 
 
 class StopRequest:
-    """Turns Ctrl-C or SIGTERM into an orderly stop; one more Ctrl-C, a second later or more, ends it at once."""
+    """Turns Ctrl-C or SIGTERM into an orderly stop of the training; one more Ctrl-C, a second later, ends it at once.
+
+    Before the training has begun there is nothing to save, and the program ends at once.
+    """
 
     def __init__(self) -> None:
+        self.training = False
         self.requested_at: float | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
@@ -28,6 +32,8 @@ class StopRequest:
         return self.requested_at is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.training:
+            raise KeyboardInterrupt
         if self.requested_at is None:
             self.requested_at = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self.requested_at > 1.0:
@@ -37,7 +43,7 @@ class StopRequest:
 def configure(argv: list[str]) -> Config:
     """Build the configuration: defaults, the family's profile, the run being resumed, the command line."""
     given = vars(make_parser(__doc__.splitlines()[0]).parse(argv))
-    env_profile = profile(given.get("env", ""))
+    env_profile = profile(given.get("env", ""), given.get("num_workers"))
     cfg = make_config(env_profile, given)
     if cfg.restart_behavior == "resume" and checkpoint.find_checkpoint(cfg.run_dir) is not None:
         saved = load_saved(cfg.run_dir / "config.json")
@@ -54,13 +60,14 @@ def main(argv: list[str]) -> int:
     stop = StopRequest()
     try:
         with APPO(configure(argv)) as appo:
+            stop.training = True
             appo.train(should_stop=stop)
     except UserError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("train.py: interrupted twice, ended without saving", file=sys.stderr)
-        return 1
+        print(f"train.py: ended {'without saving' if stop.training else 'before the training began'}", file=sys.stderr)
+        return 1 if stop.training else 0
     except ComponentError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 1

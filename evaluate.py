@@ -1,14 +1,13 @@
 """Score a trained policy: `python evaluate.py --env PongNoFrameskip-v4` plays the run's best checkpoint.
 
-Environments play in parallel in this process; each plays the same number of episodes, so that short episodes are not
-counted more often than long ones. Prints the mean, the standard deviation and the length of the true returns.
+Environments play in parallel in this process; how many episodes each plays is fixed beforehand, so that short episodes
+are not counted more often than long ones. Prints the mean, the standard deviation and the length of the true returns.
 Exit status: 0, or 2 for bad input (one line).
 """
 
 import argparse
 import contextlib
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,8 @@ import checkpoint
 from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool
 from envs import VectorEnv, make_vector_env, profile
 from model import ActorCritic, action_distribution, body_dtype, choose_device
+
+MAX_ENVS = 20
 
 
 def make_arguments() -> OneLineParser:
@@ -82,12 +83,12 @@ class Player:
         return actions.cpu().numpy()
 
 
-def play(env: VectorEnv, player: Player, episodes_per_env: int, seed: int,
+def play(env: VectorEnv, player: Player, num_episodes: int, seed: int,
          on_step: Callable[[VectorEnv], None] = lambda env: None) -> Iterator[tuple[float, int]]:
-    """Play until each environment has finished its episodes; yield each episode's true return and length."""
+    """Play episodes, as evenly spread over the environments as can be; yield each one's true return and length."""
     obs = env.reset(seed)
     returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)
-    left = np.full(env.num_envs, episodes_per_env)
+    left = num_episodes // env.num_envs + (np.arange(env.num_envs) < num_episodes % env.num_envs)
     resetting = np.zeros(env.num_envs, bool)  # this step only resets; the observation before it was the last one
     new_episode = np.ones(env.num_envs, bool)
     while left.any():
@@ -138,8 +139,7 @@ def evaluate(args: argparse.Namespace) -> None:
     cfg, path = load_run(args)
     watched = args.render or args.record_video is not None
     render_mode = "human" if args.render else "rgb_array" if args.record_video else None
-    per_env = args.episodes if watched else max(1, math.ceil(args.episodes / 20))
-    num_envs = math.ceil(args.episodes / per_env)
+    num_envs = 1 if watched else min(args.episodes, MAX_ENVS)
     torch.manual_seed(cfg.seed)
     env = make_vector_env(cfg, num_envs, render_mode)
     with contextlib.ExitStack() as cleanup:
@@ -151,7 +151,7 @@ def evaluate(args: argparse.Namespace) -> None:
             video = VideoWriter(args.record_video, 60 / cfg.env_frameskip if cfg.env_frameskip > 1 else 30)
             cleanup.callback(video.close)
             on_step = video.add
-        episodes = list(play(env, player, per_env, cfg.seed, on_step))[: args.episodes]
+        episodes = list(play(env, player, args.episodes, cfg.seed, on_step))
     returns, lengths = np.array(episodes, dtype=np.float64).T
     print(f"{len(returns)} episodes: return {returns.mean():.2f} +- {returns.std():.2f} (standard deviation; "
           f"{returns.min():.2f} to {returns.max():.2f}), length {lengths.mean():.1f} +- {lengths.std():.1f} env_steps")

@@ -11,6 +11,8 @@ step through all of it, and the same seed gives the same numbers. Read next: `tr
 
 import contextlib
 import ctypes
+import fcntl
+import math
 import multiprocessing
 import os
 import shutil
@@ -19,8 +21,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from multiprocessing import forkserver
+import weakref
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ import torch
 import torch.multiprocessing
 
 import checkpoint
-from config import Config, UserError, cpu_cores, make_config
+from config import Config, UserError, cpu_cores, load_saved, make_config, run_dir_of
 from envs import make_vector_env, profile
 from learner import Learner
 from model import ActorCritic, body_dtype, choose_device
@@ -38,7 +41,7 @@ from records import Records
 from rollout_worker import RolloutWorker
 from shared_buffers import PAUSE, RESUME, SAVE, SAVE_PERIODIC, STOP, SharedBuffers, take_all
 
-STOP_GRACE_SEC = 6.0  # a component that was told to stop may take so long before it is killed
+STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
 
 
 class ComponentError(RuntimeError):
@@ -55,27 +58,33 @@ class APPO:
     `ComponentError` when a component dies; both leave no process behind.
     """
 
-    def __init__(self, env: str | Config, **settings: Any) -> None:
-        """Make the system for an environment id and settings of `Config`, or for a complete `Config`."""
-        if not isinstance(env, Config):
-            env = make_config(profile(env, settings.get("num_workers")), {"env": env, **settings})
-        self.cfg = env
-        cfg = self.cfg
+    def __init__(self, env: str, **settings: Any) -> None:
+        """Make the system for an environment id, with settings of `Config` that differ from its defaults."""
+        cfg = self.cfg = configure({"env": env, **settings})
         context = None if cfg.serial_mode else start_context()  # first, since it takes seconds
         self.device = choose_device(cfg.device)
         self.obs_space, self.action_space = probe_spaces(cfg)
         torch.manual_seed(cfg.seed)
         model = ActorCritic(cfg, self.obs_space, self.action_space)
         self.buffers = SharedBuffers(cfg, self.obs_space, self.action_space, model, self.device, context)
-        state = prepare_run_dir(cfg, model)  # after everything that may be refused: it may move or delete an old run
+        path = checkpoint.find_checkpoint(cfg.run_dir) if cfg.restart_behavior == "resume" else None
+        state = None
+        if path is not None:
+            state = checkpoint.load_checkpoint(path)
+            checkpoint.load_weights(model, state, path)
+        # after everything that may be refused, since it may move or delete an old run
+        self.run_dir_lock = prepare_run_dir(cfg)
         if state is not None:
             self.buffers.env_steps[0] = state["env_steps"]
             self.buffers.weights.publish(model, state["sgd_steps"])
         self.processes: list[Any] = []
+        # also when nobody calls close(): multiprocessing would wait for ever for children that ignore SIGTERM
+        self.finalizer = weakref.finalize(self, kill_all, self.processes)
         self.pipes: dict[Connection, str] = {}
         self.pending_saves = self.num_ready = 0
+        self.closed = False
         try:
-            self._start(context, state)
+            self._start(context, path)
             self.records = Records(cfg, resumed=state is not None, sgd_steps=state["sgd_steps"] if state else 0)
             self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start")
         except BaseException:
@@ -95,23 +104,30 @@ class APPO:
 
         Returns earlier when should_stop() becomes true.
         """
+        if self.closed:
+            raise ComponentError("this APPO is closed; make a new one, it resumes the run")
         goal = self.cfg.train_for_env_steps if env_steps is None else self.env_steps + env_steps
         if self.env_steps >= goal or self.records.wall_sec >= self.cfg.train_for_seconds:
-            self.records.log(f"nothing to do: the run has {self.env_steps:,} of {goal:,} env_steps and "
-                             f"{self.records.wall_sec:.0f} of {self.cfg.train_for_seconds:.0f} s")
+            self.records.log(
+                f"nothing to do: the run has {self.env_steps:,} of {goal:,} env_steps (--train_for_env_steps) and "
+                f"{self.records.wall_sec:.0f} of {self.cfg.train_for_seconds:.0f} s (--train_for_seconds)")
             return
+        if self.cfg.lr_schedule == "linear_decay" and goal > self.cfg.train_for_env_steps:
+            self.records.log(f"the learning rate is 0 after {self.cfg.train_for_env_steps:,} env_steps, raise "
+                             "train_for_env_steps to learn on")
         self.records.begin(self.env_steps, goal)
         self._send_all(self.buffers.inboxes, (RESUME, 0))
-        moved = (time.monotonic(), None)
+        self.moved: dict[str, tuple[int, float]] = {}  # each counter's value and when it last changed
         try:
             while (self.env_steps < goal and self.records.wall_sec < self.cfg.train_for_seconds
                    and not should_stop()):
                 self._advance()
-                moved = self._check_progress(*moved)
+                self._check_progress()
                 for save in self.records.tick(self.env_steps, int(self.buffers.weights.version)):
                     self._request_save(save)
-        except BaseException:
+        except BaseException as error:
             self._kill()
+            self.records.log_failure(error)
             raise
         self._send_all(self.buffers.inboxes, (PAUSE, 0))
         self.records.end(self.env_steps)
@@ -132,6 +148,7 @@ class APPO:
         finally:
             self._kill()
             self.records.close(self.env_steps)
+            os.close(self.run_dir_lock)
 
     def __enter__(self) -> "APPO":
         return self
@@ -139,28 +156,29 @@ class APPO:
     def __exit__(self, kind: type | None, *exc: object) -> None:
         if kind is None:
             self.close()
-        else:
+        elif not self.records.closed:
             self._kill()
             self.records.close(self.env_steps)
+            os.close(self.run_dir_lock)
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
-    def _start(self, context: Any, state: dict[str, Any] | None) -> None:
+    def _start(self, context: Any, resume_from: Path | None) -> None:
         cfg, buffers, device = self.cfg, self.buffers, self.device
-        self.closed = False
         if context is None:
             torch.set_num_threads(1)  # as in every process of the other modes
             torch.manual_seed(cfg.seed)
             self.rollout_workers = [RolloutWorker(cfg, buffers, worker, self._receive)
                                     for worker in range(cfg.num_workers)]
             self.policy_worker = PolicyWorker(cfg, buffers, device)
-            self.learner = Learner(cfg, buffers, device, self._receive, state)
+            self.learner = Learner(cfg, buffers, device, self._receive, resume_from)
             return
+        sampler = buffers.without_weights()
         for worker in range(cfg.num_workers):
-            self._spawn(context, f"rollout_worker_{worker}", RolloutWorker, (cfg, buffers, worker), niceness=10)
+            self._spawn(context, f"rollout_worker_{worker}", RolloutWorker, (cfg, sampler, worker), niceness=10)
         for worker in range(cfg.policy_workers_per_policy):
             self._spawn(context, f"policy_worker_{worker}", PolicyWorker, (cfg, buffers, device))
-        self._spawn(context, "learner", Learner, (cfg, buffers, device), state=state)
+        self._spawn(context, "learner", Learner, (cfg, buffers, device), resume_from=resume_from)
 
     def _spawn(self, context: Any, name: str, component: type, args: tuple, niceness: int = 0,
                **kwargs: Any) -> None:
@@ -169,9 +187,9 @@ class APPO:
         seed = self.cfg.seed + len(self.processes)
         process = context.Process(target=run_component, name=name, daemon=True,
                                   args=(component, args, kwargs, child_pipe, niceness, seed))
+        self.processes.append(process)
         process.start()
         child_pipe.close()  # now the child holds the only writing end: its death is the end of the pipe
-        self.processes.append(process)
 
     def _stop(self) -> None:
         """Ask every component to leave, wait, and pass on what they report meanwhile."""
@@ -186,15 +204,16 @@ class APPO:
         deadline = time.monotonic() + STOP_GRACE_SEC
         while any(process.is_alive() for process in self.processes) and time.monotonic() < deadline:
             self._read_reports(0.05, expect_death=True)
+        late = [process.name for process in self.processes if process.is_alive()]
+        if late:
+            self.records.log(f"did not stop within {STOP_GRACE_SEC:.0f} s, killed: {', '.join(late)}")
 
     def _kill(self) -> None:
         """End every process that is still there, whatever its state."""
         self.closed = True
-        for process in self.processes:
-            if process.is_alive():
-                process.kill()
-        for process in self.processes:
-            process.join()
+        kill_all(self.processes)
+        for unfinished in self.cfg.run_dir.rglob("*.tmp"):
+            unfinished.unlink(missing_ok=True)
 
     # ---- supervision ---------------------------------------------------------------------------------------------
 
@@ -241,21 +260,25 @@ class APPO:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         return f"{name} was killed by {signal.Signals(-code).name}{hint}"
 
-    def _check_progress(self, since: float, seen: Any) -> tuple[float, Any]:
-        """Raise `ComponentError` when nothing has been sampled or learned for too long."""
-        now, counters = time.monotonic(), (self.env_steps, int(self.buffers.weights.version))
-        if counters != seen:
-            return now, counters
-        if now - since > self.cfg.stall_timeout_sec:
-            raise ComponentError(f"nothing was sampled or learned for {now - since:.0f} s, at env_steps={counters[0]} "
-                                 f"sgd_steps={counters[1]}; a component hangs (--stall_timeout_sec)")
-        return since, seen
+    def _check_progress(self) -> None:
+        """Raise `ComponentError` when a rollout worker or the learner has done nothing for too long."""
+        now = time.monotonic()
+        counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps.tolist())}
+        counters["learner"] = int(self.buffers.weights.version)
+        for name, value in counters.items():
+            seen, since = self.moved.get(name, (None, now))
+            if value != seen:
+                self.moved[name] = (value, now)
+            elif now - since > self.cfg.stall_timeout_sec:
+                raise ComponentError(f"{name} has done nothing for {now - since:.0f} s (--stall_timeout_sec), at "
+                                     + ", ".join(f"{other}={count:,}" for other, count in counters.items()))
 
     def _wait_until(self, condition: Callable[[], bool], complaint: str) -> None:
-        deadline = time.monotonic() + self.cfg.stall_timeout_sec
+        seconds = min(self.cfg.stall_timeout_sec, 30.0 if self.buffers.stopping else math.inf)
+        deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise ComponentError(f"{complaint} within {self.cfg.stall_timeout_sec:.0f} s (--stall_timeout_sec)")
+                raise ComponentError(f"{complaint} within {seconds:.0f} s")
             self._advance()
 
     def _request_save(self, kind: int) -> None:
@@ -278,12 +301,22 @@ class APPO:
             f"{cpu_description()}, networks on {self.device} in {dtype}",
             f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "
             f"{cfg.num_epochs} epoch(s); {sum(p.numel() for p in model.parameters()):,} parameters; "
-            f"{self.buffers.num_slots} slots in {self.buffers.num_bytes / 1e6:.1f} MB of shared memory",
+            f"{self.buffers.num_bytes / 1e6:.1f} MB of trajectories in shared memory",
             f"records in {cfg.run_dir}",
         ]
         if state is not None:
             lines.append(f"resumed at env_steps={state['env_steps']:,} sgd_steps={state['sgd_steps']:,}")
         return "\n".join(lines)
+
+
+def kill_all(processes: list[Any]) -> None:
+    """End every process that was started and is still there, whatever its state, and wait for its end."""
+    started = [process for process in processes if process.pid is not None]
+    for process in started:
+        if process.is_alive():
+            process.kill()
+    for process in started:
+        process.join()
 
 
 # ---- the life of a child process ---------------------------------------------------------------------------------
@@ -292,8 +325,6 @@ class APPO:
 def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Connection,
                   niceness: int, seed: int) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the supervisor stops us in order
-        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.nice(niceness)
     keep_freed_memory()
@@ -333,19 +364,18 @@ def keep_freed_memory() -> None:
 def start_context() -> Any:
     """Start the server that children are forked from, which imports torch once for all of them, in the background.
 
-    It and the children ignore SIGTERM, which `timeout` and service managers send to the whole group: the supervisor
-    stops the children in order. (An ignored signal stays ignored in a new program, a handler does not.)
+    It and the children block SIGINT and SIGTERM: Ctrl-C, `timeout` and service managers send them to the whole group,
+    but it is the supervisor that stops the children, in order.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
     context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rollout_worker", "policy_worker", "learner"])
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN) if in_main_thread else None
+    context.set_forkserver_preload(["torch", "gymnasium"])
+    resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        forkserver.ensure_running()
+        forkserver.ensure_running()  # inherits the mask, and so do its children
     finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 
@@ -365,27 +395,57 @@ def probe_spaces(cfg: Config) -> tuple[dict[str, Any], Any]:
     return env.obs_space, env.action_space
 
 
-def prepare_run_dir(cfg: Config, model: ActorCritic) -> dict[str, Any] | None:
-    """Make the run's folder and save the settings; when resuming, load the newest checkpoint's weights and return it.
+def configure(given: Mapping[str, Any]) -> Config:
+    """Complete the settings that were given: from the run that is resumed, or else from the family's profile.
 
-    Raises `UserError` when the folder cannot be written or its checkpoint cannot be loaded; then nothing has changed.
+    Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another one.
     """
-    state = None
-    path = checkpoint.find_checkpoint(cfg.run_dir) if cfg.restart_behavior == "resume" else None
-    if path is not None:
-        state = checkpoint.load_checkpoint(path)
-        checkpoint.load_weights(model, state, path)
+    defaults = {"env": "", "train_dir": Config.train_dir, "experiment": "", "restart_behavior": "resume"}
+    here = {name: given.get(name, default) for name, default in defaults.items()}
+    env_profile = profile(here["env"], given)  # also finds out whether the environment exists
+    run_dir = run_dir_of(here["train_dir"], here["experiment"], here["env"])
+    if here["restart_behavior"] != "resume" or checkpoint.find_checkpoint(run_dir) is None:
+        return make_config(env_profile, given)
+    saved = load_saved(run_dir / "config.json")
+    if saved["env"] != here["env"]:
+        raise UserError(f"{run_dir} holds a run of {saved['env']}; use another --experiment, or "
+                        "--restart_behavior=restart")
+    return make_config(saved, here, given)
+
+
+def prepare_run_dir(cfg: Config) -> int:
+    """Make the run's folder and save the settings; return the open folder, locked for this process.
+
+    Raises `UserError` when the folder cannot be written, or another process trains in it.
+    """
+    run_dir = cfg.run_dir
     try:
-        if cfg.run_dir.exists() and cfg.restart_behavior == "overwrite":
-            shutil.rmtree(cfg.run_dir)
-        elif cfg.run_dir.exists() and cfg.restart_behavior == "restart":
-            cfg.run_dir.rename(unused_name(cfg.run_dir))
-        checkpoint.policy_dir(cfg.run_dir).mkdir(parents=True, exist_ok=True)
-        cfg.save(cfg.run_dir / "config.json")
+        if run_dir.exists() and cfg.restart_behavior != "resume":
+            os.close(lock_folder(run_dir))  # refuse to take a folder away from a running process
+            if not (run_dir / "config.json").exists():
+                raise UserError(f"{run_dir} holds no run; move it away or use another --experiment")
+            if cfg.restart_behavior == "overwrite":
+                shutil.rmtree(run_dir)
+            else:
+                run_dir.rename(unused_name(run_dir))
+        checkpoint.policy_dir(run_dir).mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(run_dir)
+        cfg.save(run_dir / "config.json")
     except OSError as error:
         raise UserError(f"--train_dir={cfg.train_dir} cannot be written ({error.strerror}: {error.filename}); "
                         "choose another") from error
-    return state
+    return lock
+
+
+def lock_folder(folder: Path) -> int:
+    """Open a folder and lock it until it is closed or the process ends. Raises `UserError` when it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UserError(f"another process trains in {folder}; stop it, or use another --experiment") from error
+    return descriptor
 
 
 def unused_name(path: Path) -> Path:

@@ -14,6 +14,7 @@ import difflib
 import json
 import math
 import os
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ def option(default: Any, group: str, help_text: str, choices: Sequence[str] | No
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+MAX_WORKERS = 100  # a child process can be handed about 250 file descriptors, and each worker's queue takes two
+MAX_SLOTS_PER_WORKER = 2000  # so many messages fit into the pipe of a queue; more could block writer and reader at once
 
 
 def cpu_cores() -> int:
@@ -57,17 +62,19 @@ class Config:
     precision: str = option("auto", "run", "arithmetic of the network body: bfloat16 where the hardware has it "
                             "(auto), or float32", ("auto", "float32", "bfloat16"))
     async_rl: bool = option(True, "run", "collect experience while learning; False: take turns (no policy lag)")
-    serial_mode: bool = option(False, "run", "run every component in this process, in a fixed order, for debugging")
+    serial_mode: bool = option(False, "run", "run every component in this process, in a fixed order, "
+                               "with one policy worker and one thread, for debugging")
 
     # ---- sampler ---------------------------------------------------------------------------------------------
-    num_workers: int = option(cpu_cores, "sampler", "rollout worker processes; default: the cores of the machine")
+    num_workers: int = option(lambda: min(cpu_cores(), MAX_WORKERS), "sampler",
+                              "rollout worker processes; default: the cores of the machine")
     num_envs_per_worker: int = option(16, "sampler", "environments of each rollout worker, all splits together")
     worker_num_splits: int = option(2, "sampler", "groups of environments per rollout worker; 2: double-buffered "
                                     "sampling, one group is stepped while the other's actions are computed")
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory")
-    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari)")
-    env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari)")
+    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari only)")
+    env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)")
 
     # ---- learner ---------------------------------------------------------------------------------------------
     batch_size: int = option(1024, "learner", "samples of one minibatch (one SGD step)")
@@ -132,7 +139,7 @@ class Config:
     @property
     def run_dir(self) -> Path:
         """Return the folder of this run."""
-        return Path(self.train_dir) / (self.experiment or self.env.replace("/", "_").replace(":", "_"))
+        return run_dir_of(self.train_dir, self.experiment, self.env)
 
     @property
     def envs_per_split(self) -> int:
@@ -157,18 +164,24 @@ class Config:
 
     @property
     def slots_per_worker(self) -> int:
-        """Count the trajectory slots that each rollout worker owns.
+        """Count the trajectory slots that each rollout worker owns: one for each agent.
 
-        Each agent always holds one. In asynchronous mode as many again as one split can fill at once (at least
-        8) are in transit to the learner; in synchronous mode none, which is what makes the sampler wait for it.
+        A full slot is free again as soon as the learner has copied it (in asynchronous mode) or learned from it (in
+        synchronous mode), so the rollout worker waits for a slow learner, and experience does not grow old in a queue.
         """
-        return self.num_envs_per_worker + (max(self.envs_per_split, 8) if self.async_rl else 0)
+        return self.num_envs_per_worker
 
     def save(self, path: Path) -> None:
-        """Write all settings as JSON."""
+        """Write all settings as JSON, infinity as "inf"."""
+        settings = {name: "inf" if value == math.inf else value for name, value in dataclasses.asdict(self).items()}
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        temporary.write_text(json.dumps(settings, indent=2) + "\n")
         os.replace(temporary, path)
+
+
+def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
+    """Return the folder of a run; its name is the experiment's, or else the environment's."""
+    return Path(train_dir) / (experiment or re.sub(r"[/:]", "_", env))
 
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:
@@ -201,9 +214,21 @@ def _validate(c: Config) -> None:
     for name in NON_NEGATIVE:
         if not getattr(c, name) >= 0:
             raise UserError(f"--{name}={getattr(c, name)} must not be negative")
-    for name in ("gamma", "gae_lambda", "adam_beta1", "adam_beta2"):
+    for name in ("gamma", "gae_lambda"):
         if not 0 <= getattr(c, name) <= 1:
             raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(c, name) < 1:
+            raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1, 1 excluded")
+    if c.seed > 2**31 - 1_000_000:  # environments are seeded with the numbers that follow
+        raise UserError(f"--seed={c.seed} is too large; use one below 2e9")
+    if c.experiment in (".", "..") or "/" in c.experiment:
+        raise UserError(f"--experiment={c.experiment} is no plain name; choose the folder with --train_dir")
+    if c.num_workers > MAX_WORKERS:
+        raise UserError(f"--num_workers={c.num_workers} is too many; use {MAX_WORKERS} and more --num_envs_per_worker")
+    if c.slots_per_worker > MAX_SLOTS_PER_WORKER:
+        raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} is too many for one process; use at most "
+                        f"{MAX_SLOTS_PER_WORKER} and more --num_workers")
     if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:
         raise UserError(f"--lr_adaptive_min={c.lr_adaptive_min} is above --lr_adaptive_max={c.lr_adaptive_max}")
     for name in ("encoder_conv_mlp_layers", "encoder_mlp_layers"):
@@ -281,12 +306,13 @@ class OneLineParser(argparse.ArgumentParser):
         return known
 
 
-def make_parser(description: str) -> OneLineParser:
+def make_parser(description: str, epilog: str = "") -> OneLineParser:
     """Make the command line of all settings, grouped, with their defaults in the help.
 
     The parsed namespace holds only what was given.
     """
-    parser = OneLineParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = OneLineParser(description=description, epilog=epilog, allow_abbrev=False,
+                           argument_default=argparse.SUPPRESS)
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(Config):
         meta = field.metadata
@@ -331,6 +357,6 @@ def load_saved(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); use --restart_behavior=restart to begin anew") from error
     if not isinstance(saved, dict) or "env" not in saved:
         raise UserError(f"{path} holds no settings; use --restart_behavior=restart to begin anew")
-    return saved
+    return {name: math.inf if value == "inf" else value for name, value in saved.items()}
 
 

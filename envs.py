@@ -15,7 +15,7 @@ environments, spread over the rollout workers). Used by `rollout_worker.py`,
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -34,7 +34,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0,
         "num_envs": 64, "rollout": 64,
         "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
-        "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.01, "adam_eps": 1e-5,
+        "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015, "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01,
         "max_grad_norm": 1.0, "learner_threads": 2,
     },
@@ -105,17 +105,25 @@ def family(env_id: str) -> str:
     return "other"
 
 
-def profile(env_id: str, num_workers: int | None = None) -> dict[str, Any]:
-    """Return the settings that learn well on this environment's family, for a number of rollout workers.
+def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that learn well on this environment's family, beside those that are given.
 
     The number of all environments stays nearly the same whatever the machine, since it decides how much experience is
     in flight and so how old it is when it is learned from.
     """
     settings = dict(PROFILES[family(env_id)])
     if "num_envs" in settings:
-        per_worker = settings.pop("num_envs") / (num_workers or cpu_cores())
-        settings["num_envs_per_worker"] = max(2, 2 * round(per_worker / 2))  # two splits
+        per_worker = settings.pop("num_envs") / max(1, given.get("num_workers", cpu_cores()))
+        splits = max(1, given.get("worker_num_splits", 2))
+        settings["num_envs_per_worker"] = splits * max(1, round(per_worker / splits))
     return settings
+
+
+def describe_profiles() -> str:
+    """Describe the profiles in one line each, for the command line's help."""
+    lines = (f"{name}: " + ", ".join(f"{key}={value}" for key, value in settings.items())
+             for name, settings in PROFILES.items() if settings)
+    return "Families have defaults of their own. " + "; ".join(lines)
 
 
 # ---- the contract ------------------------------------------------------------------------------------------------
@@ -196,8 +204,11 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     Raises `UserError` with the install command when a package is missing.
     """
     spec = find_spec(cfg.env)
+    is_atari = family(cfg.env) == "atari"
+    if not is_atari and (cfg.env_frameskip, cfg.env_framestack) != (1, 1):
+        raise UserError("--env_frameskip and --env_framestack are for Atari games only; leave them at 1")
     try:
-        if family(cfg.env) == "atari":
+        if is_atari:
             env = (_atari_vector(cfg, spec, num_envs) if render_mode is None
                    else SyncVectorEnv([lambda: atari_env(cfg, spec, render_mode)] * num_envs))
         elif spec.vector_entry_point is not None and render_mode is None and "jax" not in str(spec.vector_entry_point):

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 import checkpoint
-from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool
-from envs import VectorEnv, make_vector_env, profile
+from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool, run_dir_of
+from envs import VectorEnv, find_spec, make_vector_env
 from model import ActorCritic, action_distribution, body_dtype, choose_device
 
 MAX_ENVS = 20
@@ -43,8 +43,8 @@ def make_arguments() -> OneLineParser:
 
 def load_run(args: argparse.Namespace) -> tuple[Config, Path]:
     """Find the run's settings and the checkpoint asked for. Raises `UserError` when there is none."""
-    run_dir = make_config(profile(args.env), {"env": args.env, "train_dir": args.train_dir,
-                                              "experiment": args.experiment}).run_dir
+    find_spec(args.env)
+    run_dir = run_dir_of(args.train_dir, args.experiment, args.env)
     if args.checkpoint in ("best", "latest"):
         path = checkpoint.find_checkpoint(run_dir, args.checkpoint) or checkpoint.find_checkpoint(run_dir)
         if path is None:
@@ -54,6 +54,8 @@ def load_run(args: argparse.Namespace) -> tuple[Config, Path]:
         if not path.is_file():
             raise UserError(f"--checkpoint={path} is neither best, latest nor a file")
     cfg = make_config(load_saved(run_dir / "config.json"))
+    if cfg.env != args.env:
+        raise UserError(f"{run_dir} holds a run of {cfg.env}: add --env {cfg.env}")
     return dataclasses.replace(cfg, device=args.device, seed=args.seed), path
 
 
@@ -136,6 +138,8 @@ def evaluate(args: argparse.Namespace) -> None:
     """Play and print the score."""
     if args.episodes < 1:
         raise UserError(f"--episodes={args.episodes} must be at least 1")
+    if args.render and args.record_video:
+        raise UserError("--render and --record_video exclude each other; choose one")
     cfg, path = load_run(args)
     watched = args.render or args.record_video is not None
     render_mode = "human" if args.render else "rgb_array" if args.record_video else None

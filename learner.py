@@ -4,7 +4,7 @@ Two threads. The batcher copies each finished trajectory into the batch that is 
 once; the training thread takes complete datasets, runs `num_epochs` x `num_batches_per_epoch` SGD steps on each and
 publishes the weights after every one. Two batches exist, so that the next one is filled while the last SGD step of this
 one runs. It is not filled earlier: the trajectories wait in their slots, the rollout workers wait for slots, and so
-memory and policy lag stay bounded when the learner is the slowest part (filling it at once: twice the lag on Pong).
+memory and policy lag stay bounded when the learner is the slowest part (filling it at once doubled the lag on Pong).
 
 The loss is PPO's with V-trace targets (Sample Factory, arXiv 2006.11751, section 3.4). Its parts are pure functions
 at the end of this file. Rows that are not valid (the reset between two episodes, acted by too old a policy) change no
@@ -16,6 +16,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,10 +47,10 @@ class Learner:
     """Owns the weights of one policy and their optimizer. One process; shares `SharedBuffers`."""
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, device: torch.device, report: Callable[[tuple], None],
-                 state: dict[str, Any] | None = None) -> None:
-        """Begin with the published weights and, when resuming, the rest of a checkpoint's state.
+                 resume_from: Path | None = None) -> None:
+        """Begin with the published weights and, when resuming, the rest of a checkpoint.
 
-        report(("trained", {name: number})) is called after each dataset, report(("saved", name)) after each file.
+        report(("trained", {name: number})) is called after each dataset, report(("saved", kind, name)) after each file.
         """
         self.cfg, self.buffers, self.device, self.report = cfg, buffers, device, report
         self.dtype = body_dtype(cfg, device, buffers.obs_space)
@@ -63,8 +64,8 @@ class Learner:
         self.sgd_steps = 0  # also the version of the published weights
         self.env_steps_trained = 0
         self.learning_rate = cfg.learning_rate
-        if state is not None:
-            self.load_state_dict(state)
+        if resume_from is not None:
+            self.load_state_dict(checkpoint.load_checkpoint(resume_from))
         self.shuffle = torch.Generator().manual_seed(cfg.seed + self.sgd_steps)
         self.filling = Batch(buffers, cfg.trajectories_per_dataset)  # owned by the batcher
         self.spare = Batch(buffers, cfg.trajectories_per_dataset)
@@ -74,7 +75,7 @@ class Learner:
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a checkpoint holds, without references to live tensors' owners."""
+        """Return all that a checkpoint holds; the tensors are the live ones."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
                 "sgd_steps": self.sgd_steps, "env_steps": int(self.buffers.env_steps.sum()),
                 "env_steps_trained": self.env_steps_trained, "learning_rate": self.learning_rate}
@@ -121,7 +122,7 @@ class Learner:
             while (message := self.buffers.trajectories_done.get())[0] != STOP:
                 if message[0] != SLOT:
                     self.work.put(message)
-                elif self.collect(message[1]):
+                elif not self.buffers.stopping and self.collect(message[1]):
                     self.work.put(self.filling)
                     self.filling = self.next_batch.get()  # back-pressure
             self.work.put(message)
@@ -148,7 +149,7 @@ class Learner:
         """Act on one message in this thread (serial mode)."""
         if kind == SAVE:
             self.save(index)
-        elif self.collect(index):
+        elif not self.buffers.stopping and self.collect(index):
             self.train(self.filling)
             self.filling = self.next_batch.get()
 
@@ -194,7 +195,8 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         stats = self.backward(data)
         max_norm = self.cfg.max_grad_norm or float("inf")
-        stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm,
+                                                            error_if_nonfinite=True)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         self.optimizer.step()
@@ -207,7 +209,7 @@ class Learner:
         The network is evaluated in parts, by `learner_threads` threads; the loss needs all outputs at once (it
         normalizes advantages); its gradient with respect to them is then carried back through each part. One thread
         per part waits for no other within a pass. The operators' own threads meet in spinning barriers several times
-        in each layer, and on a machine that does anything else besides the throughput falls to a tenth.
+        in each layer, and stand still there whenever one of them loses its core to another process.
         """
         parts = list(self.map(self.evaluate, self.split_rows(data)))
         parameters, values = (torch.cat(outputs).detach().requires_grad_() for outputs in zip(*parts, strict=True))
@@ -230,7 +232,7 @@ class Learner:
         return [{name: value[start : start + size] for name, value in rows.items()} for start in range(0, total, size)]
 
     def evaluate(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Evaluate the network on raw observations and memories [R, ...]: action parameters [R, D], values [R]."""
+        """Evaluate the network on raw observations and hidden states [R, ...]: action parameters [R, D], values [R]."""
         obs = {name.removeprefix("obs/"): rows[name] for name in self.obs_names}
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return self.model(self.model.normalize(obs, self.dtype), rows["rnn_states"])[:2]
@@ -289,7 +291,7 @@ class Learner:
     def update_normalizers(self, data: dict[str, Tensor]) -> None:
         """Move the observation statistics by every 4th step of a dataset.
 
-        Neighboring observations are nearly equal, and counting all of them would cost a tenth of a training pass.
+        Neighboring observations are nearly equal: the others would add cost and little information.
         """
         obs = {name.removeprefix("obs/"): data[name][:, :-1:4].flatten(0, 1) for name in self.obs_names}
         self.model.update_normalizers(obs, data["valid"][:, ::4].flatten())
@@ -346,7 +348,7 @@ def ppo_policy_loss(log_ratios: Tensor, advantages: Tensor, valid: Tensor, clip_
 
     The ratio itself is held within [0.05, 20] against overflow, as in Sample Factory. clip_ratio = 0: no clipping.
     """
-    ratios = torch.where(valid, log_ratios, 0.0).exp().clamp(0.05, 20.0)
+    ratios = torch.where(valid, log_ratios, 0.0).clamp(math.log(0.05), math.log(20.0)).exp()
     objective = ratios * advantages
     if clip_ratio:
         objective = torch.minimum(objective, ratios.clamp(1 / (1 + clip_ratio), 1 + clip_ratio) * advantages)

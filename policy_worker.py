@@ -1,7 +1,7 @@
 """The policy worker: computes actions for whoever asks.
 
-It takes every request that is waiting, gathers the observations and memories of all these agents into one batch,
-runs one forward pass and writes actions, log-probabilities, values, next memories and the policy version back in
+It takes every request that is waiting, gathers the observations and hidden states of all these agents into one batch,
+runs one forward pass and writes actions, log-probabilities, values, next hidden states and the policy version back in
 place. It keeps no state of its own besides a copy of the weights, so that any policy worker can serve any step; the
 copy is renewed as soon as the learner has published a new version, even in the middle of a trajectory.
 

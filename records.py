@@ -31,7 +31,7 @@ class Records:
 
     def __init__(self, cfg: Config, *, resumed: bool, sgd_steps: int) -> None:
         self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed
-        self.started = self.last_row = time.monotonic()
+        self.last_row = time.monotonic()
         earlier = read_summary(self.run_dir) if resumed else {}
         self.wall_before: float = earlier.get("wall_sec", 0.0)  # seconds of training before this process
         self.best_return: float = earlier.get("best_return", [-math.inf])[0]
@@ -68,6 +68,12 @@ class Records:
         for line in text.splitlines():
             self.logger.info(line)
 
+    def log_failure(self, error: BaseException) -> None:
+        """Write why the run failed to log.txt; the console gets it from whoever handles the error."""
+        self._end_line()
+        record = self.logger.makeRecord(self.logger.name, logging.ERROR, "", 0, str(error), (), None)
+        self.logger.handlers[0].handle(record)
+
     def add(self, kind: str, content: list[Any], env_steps: int) -> None:
         """Take one report: ("episodes", [(return, length), ...]), ("trained", {...}) or ("saved", kind, name)."""
         if kind == "episodes":
@@ -83,6 +89,10 @@ class Records:
             self.num_datasets += 1
         elif kind == "saved" and content[0] != SAVE_PERIODIC:
             self.log(f"saved {content[1]} at env_steps={env_steps:,}, mean return {self.mean_return:.2f}")
+
+    @property
+    def closed(self) -> bool:
+        return self.metrics.closed
 
     @property
     def mean_return(self) -> float:
@@ -218,7 +228,7 @@ class Records:
 
     def close(self, env_steps: int) -> None:
         """Write the last summary and close every file."""
-        if self.metrics.closed:
+        if self.closed:
             return
         if self.begun is not None:
             self.end(env_steps)

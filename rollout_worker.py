@@ -28,7 +28,7 @@ class Split:
         self.t = buffers.agent_t[index].numpy()  # [N], likewise
         self.obs: Observation = self.env.reset(cfg.seed + index * cfg.envs_per_split)
         self.needs_slots = True  # the next observation begins new trajectories
-        self.last_states = 0.0  # memory after the trajectory before, [N, state_size]
+        self.last_states = np.zeros((cfg.envs_per_split, buffers.specs["rnn_states"].shape[1]), np.float32)
         self.resetting = np.zeros(cfg.envs_per_split, bool)  # the episode is over: the next step only resets
         self.episode_return = np.zeros(cfg.envs_per_split)
         self.episode_length = np.zeros(cfg.envs_per_split, np.int64)
@@ -77,7 +77,7 @@ class RolloutWorker:
         rows["terminated"][slots, t] = terminated
         rows["truncated"][slots, t] = truncated
         rows["valid"][slots, t] = valid
-        rows["rnn_states"][slots[split.resetting], t[split.resetting] + 1] = 0.0  # a new episode remembers nothing
+        rows["rnn_states"][slots[split.resetting], t[split.resetting] + 1] = 0.0  # the state of a new episode
         split.obs = obs
         self.store_observations(split, t + 1)
         self.count_episodes(split, rewards, terminated | truncated, valid)

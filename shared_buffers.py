@@ -3,8 +3,8 @@
 All data lies in tensors that are allocated once, here, in shared memory; a queue carries only pairs of small
 integers. Nothing is serialized while the system runs.
 
-A *slot* holds one trajectory of one agent: T steps, and observation and memory number T, which the learner needs
-to bootstrap. An *agent* is one environment of one split of one rollout worker. It fills its slot row by row; which
+A *slot* holds one trajectory of one agent: T steps, and observation and hidden state number T, for the bootstrap
+value. An *agent* is one environment of one split of one rollout worker. It fills its slot row by row; which
 slot and which row, `agent_slot` and `agent_t` tell, so that a message only has to name the split.
 
 The protocol, as (kind, index) pairs:
@@ -15,7 +15,7 @@ The protocol, as (kind, index) pairs:
     trajectories_done  rollout worker    -> (SLOT, slot)        the trajectory is complete
     inboxes[worker]    learner           -> (SLOT, slot)        the slot is copied (or trained on) and free again
     inboxes[worker]    supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
-    trajectories_done  supervisor        -> (SAVE, kind)        write a checkpoint after the current SGD step
+    trajectories_done  supervisor        -> (SAVE, kind)        write a checkpoint when this message's turn comes
     all three          supervisor        -> (STOP, 0)           leave run(); one for each reader
 
 Each slot belongs to one rollout worker for good. So a free slot is a message in its owner's inbox like any other,
@@ -25,6 +25,7 @@ Weights travel in one flat shared vector (in GPU memory on a GPU) with a version
 Read next: `rollout_worker.py`.
 """
 
+import copy
 import os
 import queue
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ def trajectory_specs(
         "truncated": Spec((T,), torch.bool),
         "valid": Spec((T,), torch.bool),  # False: the step that only reset the environment
         # written by the policy worker
-        "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the memory before obs[t] is seen
+        "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the hidden state before obs[t] is seen
         "actions": Spec((T, *action_shape), action_dtype),
         "action_parameters": Spec((T, num_action_parameters(action_space)), torch.float32),
         "log_probs": Spec((T,), torch.float32),
@@ -157,6 +158,7 @@ class SharedBuffers:
         self.specs = trajectory_specs(cfg, obs_space, action_space, model.core.state_size)
         self.num_slots = cfg.num_workers * cfg.slots_per_worker
         self.num_bytes = num_bytes(self.specs, self.num_slots)
+        print(f"{self.num_slots} trajectories of {cfg.rollout} steps take {self.num_bytes / 1e6:.1f} MB", flush=True)
         if context is not None:
             check_shared_memory(self.num_bytes)
         self.trajectories = allocate(self.specs, self.num_slots, shared=context is not None)
@@ -182,9 +184,11 @@ class SharedBuffers:
         """Tell which rollout worker steps a split."""
         return split // (len(self.agent_slot) // len(self.inboxes))
 
-    def obs_tensors(self) -> dict[str, Tensor]:
-        """Return the observations of all slots, {name: [S, T+1, ...]}."""
-        return {name: self.trajectories[f"obs/{name}"] for name in self.obs_space}
+    def without_weights(self) -> "SharedBuffers":
+        """Return the same buffers for a rollout worker, which must not open the GPU that holds the weights."""
+        sampler = copy.copy(self)
+        del sampler.weights
+        return sampler
 
 
 def take_all(messages: Any, lock: Any) -> list[Message]:

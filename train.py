@@ -9,10 +9,9 @@ import sys
 import time
 from types import FrameType
 
-import checkpoint
 from appo import APPO, ComponentError
-from config import Config, UserError, load_saved, make_config, make_parser
-from envs import profile
+from config import UserError, make_parser
+from envs import describe_profiles
 
 
 class StopRequest:
@@ -32,34 +31,20 @@ class StopRequest:
         return self.requested_at is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.training:
+        first, now = self.requested_at is None, time.monotonic()
+        if first:
+            self.requested_at = now
+        again = number == signal.SIGINT and not first and now - self.requested_at > 1.0
+        if again or (first and not self.training):
             raise KeyboardInterrupt
-        if self.requested_at is None:
-            self.requested_at = time.monotonic()
-        elif number == signal.SIGINT and time.monotonic() - self.requested_at > 1.0:
-            raise KeyboardInterrupt
-
-
-def configure(argv: list[str]) -> Config:
-    """Build the configuration: defaults, the family's profile, the run being resumed, the command line."""
-    given = vars(make_parser(__doc__.splitlines()[0]).parse(argv))
-    env_profile = profile(given.get("env", ""), given.get("num_workers"))
-    cfg = make_config(env_profile, given)
-    if cfg.restart_behavior == "resume" and checkpoint.find_checkpoint(cfg.run_dir) is not None:
-        saved = load_saved(cfg.run_dir / "config.json")
-        if saved["env"] != cfg.env:
-            raise UserError(f"{cfg.run_dir} holds a run of {saved['env']}; use another --experiment, or "
-                            "--restart_behavior=restart")
-        here = {name: getattr(cfg, name) for name in ("train_dir", "experiment", "restart_behavior")}
-        cfg = make_config(saved, here, given)
-    return cfg
 
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
     stop = StopRequest()
     try:
-        with APPO(configure(argv)) as appo:
+        given = vars(make_parser(__doc__.splitlines()[0], describe_profiles()).parse(argv))
+        with APPO(**{"env": "", **given}) as appo:
             stop.training = True
             appo.train(should_stop=stop)
     except UserError as error:

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,8 +16,8 @@ from counting_env import CountingEnv, make_counting_env
 from test_rollout_worker import Threads
 
 import checkpoint
-from appo import APPO
-from config import make_config
+from appo import APPO, configure, prepare_run_dir
+from config import UserError, make_config
 from learner import Learner
 from model import ActorCritic
 from policy_worker import PolicyWorker
@@ -172,6 +175,50 @@ def test_without_a_learner_sampling_stops_when_all_slots_are_full() -> None:
     done = [buffers.trajectories_done.get() for _ in range(buffers.trajectories_done.qsize())]
     assert all(kind == SLOT for kind, _ in done)
     assert len({slot for _, slot in done}) == len(done) == buffers.num_slots
+
+
+def test_a_folder_in_which_a_process_trains_is_refused(tmp_path: Path) -> None:
+    cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path)})
+    lock = prepare_run_dir(cfg)
+    for restart_behavior in ("resume", "restart", "overwrite"):
+        again = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path), "restart_behavior": restart_behavior})
+        with pytest.raises(UserError, match="another process trains"):
+            prepare_run_dir(again)
+    os.close(lock)
+    os.close(prepare_run_dir(cfg))
+
+
+def test_a_folder_that_holds_no_run_is_never_deleted(tmp_path: Path) -> None:
+    precious = tmp_path / "CartPole-v1" / "thesis.tex"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path), "restart_behavior": "overwrite"})
+    with pytest.raises(UserError, match="holds no run"):
+        prepare_run_dir(cfg)
+    assert precious.read_text() == "years of work"
+
+
+def test_the_python_api_resumes_with_the_settings_of_the_run(tmp_path: Path) -> None:
+    run(tmp_path, 500)
+    cfg = configure({"env": "CartPole-v1", "train_dir": str(tmp_path), "num_epochs": 3})
+    assert (cfg.rollout, cfg.num_epochs) == (SMALL["rollout"], 3)
+
+
+def test_a_script_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> None:
+    script = ("from appo import APPO\nif __name__ == '__main__':\n"
+              f"    APPO('CartPole-v1', num_workers=1, train_dir={str(tmp_path)!r}).train(200)\n")
+    root = Path(__file__).parent.parent
+    process = subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60, check=False, capture_output=True)
+    assert process.returncode == 0, process.stderr.decode()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)}) as appo:
+        appo.train(500)
+        appo.learner.model.value_head.bias.data.fill_(math.nan)
+        with pytest.raises(RuntimeError, match="non-finite"):
+            appo.train(500)
+    assert "non-finite" in (appo.cfg.run_dir / "log.txt").read_text()
 
 
 @pytest.mark.slow

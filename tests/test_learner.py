@@ -51,7 +51,7 @@ def one_torch_thread() -> Iterator[None]:
 class Rig:
     """A learner, the buffers it shares, a policy worker, and whatever the learner reported."""
 
-    def __init__(self, action_space: spaces.Space = DISCRETE, state: dict[str, Any] | None = None,
+    def __init__(self, action_space: spaces.Space = DISCRETE, resume_from: Path | None = None,
                  **settings: Any) -> None:
         defaults = {"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": TRAJECTORIES,
                     "worker_num_splits": 1, "rollout": 8, "batch_size": 8 * TRAJECTORIES, "learning_rate": 1e-3,
@@ -59,13 +59,14 @@ class Rig:
         self.cfg = Config(**defaults | settings)
         torch.manual_seed(self.cfg.seed)
         model = ActorCritic(self.cfg, OBS_SPACE, action_space)
+        state = checkpoint.load_checkpoint(resume_from) if resume_from else None
         if state is not None:
             model.load_state_dict(state["model"])
         self.buffers = SharedBuffers(self.cfg, OBS_SPACE, action_space, model, CPU, None)
         if state is not None:
             self.buffers.weights.publish(model, state["sgd_steps"])
         self.reports: list[tuple] = []
-        self.learner = Learner(self.cfg, self.buffers, CPU, self.reports.append, state)
+        self.learner = Learner(self.cfg, self.buffers, CPU, self.reports.append, resume_from)
         self.policy_worker = PolicyWorker(self.cfg, self.buffers, CPU)
 
     def act(self, slots: list[int], seed: int = 0, end: float = 0.15) -> None:
@@ -586,7 +587,7 @@ def test_a_restored_learner_takes_the_identical_next_step(lr_schedule: str, tmp_
     checkpoint.save_checkpoint(rig.learner.state_dict(), path)
     state = checkpoint.load_checkpoint(path)
     assert state["env_steps"] == 77
-    restored = Rig(state=state, **settings | {"seed": 5})
+    restored = Rig(resume_from=path, **settings | {"seed": 5})
     assert int(restored.buffers.weights.version) == restored.learner.sgd_steps == 4
     assert restored.learner.env_steps_trained == rig.learner.env_steps_trained > 0
     assert restored.learner.learning_rate == rig.learner.learning_rate

@@ -89,6 +89,7 @@ class APPO:
             self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start")
         except BaseException:
             self._kill()
+            os.close(self.run_dir_lock)
             raise
         self.records.log(self._describe(model, state))
 

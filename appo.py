@@ -66,12 +66,11 @@ class APPO:
         self.obs_space, self.action_space = probe_spaces(cfg)
         torch.manual_seed(cfg.seed)
         model = ActorCritic(cfg, self.obs_space, self.action_space)
-        self.buffers = SharedBuffers(cfg, self.obs_space, self.action_space, model, self.device, context)
         path = checkpoint.find_checkpoint(cfg.run_dir) if cfg.restart_behavior == "resume" else None
-        state = None
-        if path is not None:
-            state = checkpoint.load_checkpoint(path)
+        state = checkpoint.load_checkpoint(path) if path else None
+        if state is not None:
             checkpoint.load_weights(model, state, path)
+        self.buffers = SharedBuffers(cfg, self.obs_space, self.action_space, model, self.device, context)
         # after everything that may be refused, since it may move or delete an old run
         self.run_dir_lock = prepare_run_dir(cfg)
         if state is not None:
@@ -82,7 +81,7 @@ class APPO:
         self.finalizer = weakref.finalize(self, kill_all, self.processes)
         self.pipes: dict[Connection, str] = {}
         self.pending_saves = self.num_ready = 0
-        self.closed = False
+        self.ended = False
         try:
             self._start(context, path)
             self.records = Records(cfg, resumed=state is not None, sgd_steps=state["sgd_steps"] if state else 0)
@@ -105,8 +104,8 @@ class APPO:
 
         Returns earlier when should_stop() becomes true.
         """
-        if self.closed:
-            raise ComponentError("this APPO is closed; make a new one, it resumes the run")
+        if self.ended:
+            raise ComponentError("this APPO has ended; make a new one, it resumes the run")
         goal = self.cfg.train_for_env_steps if env_steps is None else self.env_steps + env_steps
         if self.env_steps >= goal or self.records.wall_sec >= self.cfg.train_for_seconds:
             self.records.log(
@@ -140,12 +139,13 @@ class APPO:
 
     def close(self) -> None:
         """Save, stop every component, and write the final records."""
-        if self.closed:
+        if self.records.closed:
             return
         try:
-            self.buffers.stopping.fill_(True)
-            self.save()
-            self._stop()
+            if not self.ended:
+                self.buffers.stopping.fill_(True)
+                self.save()
+                self._stop()
         finally:
             self._kill()
             self.records.close(self.env_steps)
@@ -155,12 +155,9 @@ class APPO:
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is None:
-            self.close()
-        elif not self.records.closed:
-            self._kill()
-            self.records.close(self.env_steps)
-            os.close(self.run_dir_lock)
+        if kind is not None:
+            self._kill()  # whatever failed, there is no time to save
+        self.close()
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
@@ -211,7 +208,7 @@ class APPO:
 
     def _kill(self) -> None:
         """End every process that is still there, whatever its state."""
-        self.closed = True
+        self.ended = True
         kill_all(self.processes)
         for unfinished in self.cfg.run_dir.rglob("*.tmp"):
             unfinished.unlink(missing_ok=True)

@@ -158,9 +158,9 @@ class SharedBuffers:
         self.specs = trajectory_specs(cfg, obs_space, action_space, model.core.state_size)
         self.num_slots = cfg.num_workers * cfg.slots_per_worker
         self.num_bytes = num_bytes(self.specs, self.num_slots)
-        print(f"{self.num_slots} trajectories of {cfg.rollout} steps take {self.num_bytes / 1e6:.1f} MB", flush=True)
         if context is not None:
             check_shared_memory(self.num_bytes)
+        print(f"{self.num_slots} trajectories of {cfg.rollout} steps take {self.num_bytes / 1e6:.1f} MB", flush=True)
         self.trajectories = allocate(self.specs, self.num_slots, shared=context is not None)
         self.agent_slot = torch.zeros(cfg.num_splits, cfg.envs_per_split, dtype=torch.int64).share_memory_()
         self.agent_t = torch.zeros(cfg.num_splits, cfg.envs_per_split, dtype=torch.int64).share_memory_()

@@ -144,6 +144,7 @@ def evaluate(args: argparse.Namespace) -> None:
     watched = args.render or args.record_video is not None
     render_mode = "human" if args.render else "rgb_array" if args.record_video else None
     num_envs = 1 if watched else min(args.episodes, MAX_ENVS)
+    torch.set_num_threads(1)  # several would wait for each other in each small operator
     torch.manual_seed(cfg.seed)
     env = make_vector_env(cfg, num_envs, render_mode)
     with contextlib.ExitStack() as cleanup:

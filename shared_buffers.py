@@ -36,7 +36,6 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from config import Config, UserError
-from model import num_action_parameters
 
 SPLIT, SLOT, PAUSE, RESUME, SAVE, STOP = range(6)
 SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE = range(3)
@@ -51,7 +50,8 @@ class Spec(NamedTuple):
 
 
 def trajectory_specs(
-    cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space, state_size: int
+    cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space, state_size: int,
+    num_action_parameters: int,
 ) -> dict[str, Spec]:
     """List the tensors of a trajectory. Rows align as obs[t] -> actions[t] -> rewards[t] -> obs[t+1]."""
     T = cfg.rollout
@@ -67,7 +67,7 @@ def trajectory_specs(
         # written by the policy worker
         "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the hidden state before obs[t] is seen
         "actions": Spec((T, *action_shape), action_dtype),
-        "action_parameters": Spec((T, num_action_parameters(action_space)), torch.float32),
+        "action_parameters": Spec((T, num_action_parameters), torch.float32),
         "log_probs": Spec((T,), torch.float32),
         "values": Spec((T,), torch.float32),
         "policy_version": Spec((T,), torch.int64),
@@ -155,7 +155,8 @@ class SharedBuffers:
                  device: torch.device, context: Any) -> None:
         """Allocate. `context` is a multiprocessing context, or None when everything runs in one process."""
         self.obs_space, self.action_space = obs_space, action_space
-        self.specs = trajectory_specs(cfg, obs_space, action_space, model.core.state_size)
+        self.specs = trajectory_specs(cfg, obs_space, action_space, model.core.state_size,
+                                      model.policy_head.out_features)
         self.num_slots = cfg.num_workers * cfg.slots_per_worker
         self.num_bytes = num_bytes(self.specs, self.num_slots)
         if context is not None:

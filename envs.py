@@ -53,8 +53,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 # where the environments of a namespace or a family come from, for the message when they are missing
 PACKAGES = {
     "ALE": "ale-py", "ale_py": "ale-py", "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo",
-    "box2d": "gymnasium[box2d]", "mujoco": "gymnasium[mujoco]", "classic-control": "gymnasium[classic-control]",
-    "toy-text": "gymnasium[toy-text]",
+    "mujoco": "gymnasium[mujoco]",
 }
 
 
@@ -211,7 +210,7 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
         if is_atari:
             env = (_atari_vector(cfg, spec, num_envs) if render_mode is None
                    else SyncVectorEnv([lambda: atari_env(cfg, spec, render_mode)] * num_envs))
-        elif spec.vector_entry_point is not None and render_mode is None and "jax" not in str(spec.vector_entry_point):
+        elif spec.vector_entry_point is not None and render_mode is None:
             env = gym.make_vec(spec.id, num_envs=num_envs)
         else:
             env = SyncVectorEnv([_single(spec.id, render_mode)] * num_envs)

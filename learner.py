@@ -4,7 +4,7 @@ Two threads. The batcher copies each finished trajectory into the batch that is 
 once; the training thread takes complete datasets, runs `num_epochs` x `num_batches_per_epoch` SGD steps on each and
 publishes the weights after every one. Two batches exist, so that the next one is filled while the last SGD step of this
 one runs. It is not filled earlier: the trajectories wait in their slots, the rollout workers wait for slots, and so
-memory and policy lag stay bounded when the learner is the slowest part (filling it at once doubled the lag on Pong).
+memory and policy lag stay bounded when the learner is the slowest part.
 
 The loss is PPO's with V-trace targets (Sample Factory, arXiv 2006.11751, section 3.4). Its parts are pure functions
 at the end of this file. Rows that are not valid (the reset between two episodes, acted by too old a policy) change no
@@ -28,7 +28,7 @@ from model import ActorCritic, action_distribution, body_dtype
 from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SLOT, STOP, Message, SharedBuffers, allocate
 from vtrace import gae, vtrace
 
-# rows evaluated at once on a CPU: the activations of more would fall out of its cache (measured 25 % slower at 1024)
+# rows evaluated at once on a CPU: the activations of more would fall out of its cache
 CPU_ROWS_PER_PASS = 260
 
 

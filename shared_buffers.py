@@ -107,8 +107,8 @@ def check_shared_memory(needed_bytes: int) -> None:
 class SharedWeights:
     """The newest weights of one policy and their version: written by its learner, copied by its policy workers.
 
-    All parameters and buffers lie in one flat float32 vector, so publishing and refreshing are one copy each. The
-    lock makes weights and version change together; the version alone is read without it.
+    All parameters and buffers lie in one flat float32 vector: one piece of shared memory, whatever the model. The lock
+    makes weights and version change together; the version alone is read without it.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, lock: Any) -> None:
@@ -167,7 +167,7 @@ class SharedBuffers:
         self.agent_t = torch.zeros(cfg.num_splits, cfg.envs_per_split, dtype=torch.int64).share_memory_()
         # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
         self.env_steps = torch.zeros(cfg.num_workers, dtype=torch.int64).share_memory_()
-        # set once, by the supervisor: the learner leaves its dataset after the current SGD step
+        # set once, by the supervisor: the learner leaves its dataset after at most one more SGD step
         self.stopping = torch.zeros((), dtype=torch.bool).share_memory_()
 
         make_queue = queue.SimpleQueue if context is None else context.SimpleQueue

@@ -1,9 +1,10 @@
 """The supervisor: starts the components, watches them, keeps the records, stops everything.
 
 `APPO` is the public class. It lives in the main process, which does no work on the hot path: it allocates what is
-shared, starts one process for each rollout worker, policy worker and learner, and then reads their reports (finished
-episodes, training statistics, errors). Every child reports through a pipe of its own: it shares no lock with any other
-process, so the death of one, at whatever moment, is seen as the end of its pipe and cannot block the supervisor.
+shared, starts one process for each rollout worker, policy worker and learner (and an evaluator if asked), and then
+reads their reports (finished episodes, training statistics, errors). Every child reports through a pipe of its own: it
+shares no lock with any other process, so the death of one, at whatever moment, is seen as the end of its pipe and
+cannot block the supervisor.
 
 With `serial_mode` the same components run in this process, in a fixed order, without threads: slow, but a debugger can
 step through all of it, and the same seed gives the same numbers. Read next: `train.py`.
@@ -30,16 +31,18 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
+from gymnasium import spaces
 
 import checkpoint
-from config import Config, UserError, cpu_cores, load_saved, make_config, run_dir_of
+from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of
 from envs import make_vector_env, profile
+from evaluator import Evaluator
 from learner import Learner
-from model import ActorCritic, body_dtype, choose_device
+from model import body_dtype, choose_device, make_model
 from policy_worker import PolicyWorker
 from records import Records
 from rollout_worker import RolloutWorker
-from shared_buffers import PAUSE, RESUME, SAVE, SAVE_PERIODIC, STOP, SharedBuffers, take_all
+from shared_buffers import EVALUATE, PAUSE, RESUME, SAVE, SAVE_PERIODIC, STOP, SharedBuffers, take_all
 
 STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
 
@@ -58,14 +61,19 @@ class APPO:
     `ComponentError` when a component dies; both leave no process behind.
     """
 
-    def __init__(self, env: str, **settings: Any) -> None:
-        """Make the system for an environment id, with settings of `Config` that differ from its defaults."""
-        cfg = self.cfg = configure({"env": env, **settings})
+    def __init__(self, env: str | Callable, **settings: Any) -> None:
+        """Make the system for an environment id, with settings of `Config` that differ from its defaults.
+
+        `env`, `encoder`, `core` and `model` may also be functions, defined at the top level of a file.
+        """
+        given = {"env": env, **settings}
+        cfg = self.cfg = configure({name: reference(value) if callable(value) else value
+                                    for name, value in given.items()})
         context = None if cfg.serial_mode else start_context()  # first, since it takes seconds
         self.device = choose_device(cfg.device)
         self.obs_space, self.action_space = probe_spaces(cfg)
         torch.manual_seed(cfg.seed)
-        model = ActorCritic(cfg, self.obs_space, self.action_space)
+        model = make_model(cfg, self.obs_space, self.action_space)
         path = checkpoint.find_checkpoint(cfg.run_dir) if cfg.restart_behavior == "resume" else None
         state = checkpoint.load_checkpoint(path) if path else None
         if state is not None:
@@ -81,6 +89,9 @@ class APPO:
         self.finalizer = weakref.finalize(self, kill_all, self.processes)
         self.pipes: dict[Connection, str] = {}
         self.pending_saves = self.num_ready = 0
+        self.evaluating = False
+        self.next_evaluation = 0  # env_steps
+        self.moved: dict[str, tuple[int, float]] = {}  # each counter's value and when it last changed
         self.ended = False
         try:
             self._start(context, path)
@@ -116,21 +127,30 @@ class APPO:
             self.records.log(f"the learning rate is 0 after {self.cfg.train_for_env_steps:,} env_steps, raise "
                              "train_for_env_steps to learn on")
         self.records.begin(self.env_steps, goal)
+        if self.cfg.eval_every_env_steps:
+            self.next_evaluation = (self.env_steps // self.cfg.eval_every_env_steps + 1) * self.cfg.eval_every_env_steps
         self._send_all(self.buffers.inboxes, (RESUME, 0))
-        self.moved: dict[str, tuple[int, float]] = {}  # each counter's value and when it last changed
+        self.moved.clear()
         try:
             while (self.env_steps < goal and self.records.wall_sec < self.cfg.train_for_seconds
                    and not should_stop()):
                 self._advance()
-                self._check_progress()
+                self._check_progress(sampling=True)
+                self._request_evaluation()
                 for save in self.records.tick(self.env_steps, int(self.buffers.weights.version)):
                     self._request_save(save)
+            self._send_all(self.buffers.inboxes, (PAUSE, 0))
+            self.records.end(self.env_steps)
+            self._request_evaluation()
+            while self.evaluating and not should_stop():
+                self._advance()
+                self._check_progress(sampling=False)
+                self._request_evaluation()  # the one that fell due meanwhile
         except BaseException as error:
             self._kill()
             self.records.log_failure(error)
             raise
-        self._send_all(self.buffers.inboxes, (PAUSE, 0))
-        self.records.end(self.env_steps)
+        self.records.flush(self.env_steps)
 
     def save(self) -> None:
         """Write a checkpoint of what has been learned from all trajectories finished so far."""
@@ -170,6 +190,8 @@ class APPO:
                                     for worker in range(cfg.num_workers)]
             self.policy_worker = PolicyWorker(cfg, buffers, device)
             self.learner = Learner(cfg, buffers, device, self._receive, resume_from)
+            if cfg.eval_every_env_steps:
+                self.evaluator = Evaluator(cfg, buffers, device, self._receive)
             return
         sampler = buffers.without_weights()
         for worker in range(cfg.num_workers):
@@ -177,6 +199,8 @@ class APPO:
         for worker in range(cfg.policy_workers_per_policy):
             self._spawn(context, f"policy_worker_{worker}", PolicyWorker, (cfg, buffers, device))
         self._spawn(context, "learner", Learner, (cfg, buffers, device), resume_from=resume_from)
+        if cfg.eval_every_env_steps:
+            self._spawn(context, "evaluator", Evaluator, (cfg, buffers, device), niceness=10)
 
     def _spawn(self, context: Any, name: str, component: type, args: tuple, niceness: int = 0,
                **kwargs: Any) -> None:
@@ -195,10 +219,12 @@ class APPO:
         if cfg.serial_mode:
             for worker in self.rollout_workers:
                 worker.close()
+            if cfg.eval_every_env_steps:
+                self.evaluator.close()
             return
         self._send_all(buffers.inboxes, (STOP, 0))
         self._send_all([buffers.requests] * cfg.policy_workers_per_policy, (STOP, 0))
-        self._send_all([buffers.trajectories_done], (STOP, 0))
+        self._send_all([buffers.trajectories_done, buffers.evaluations], (STOP, 0))
         deadline = time.monotonic() + STOP_GRACE_SEC
         while any(process.is_alive() for process in self.processes) and time.monotonic() < deadline:
             self._read_reports(0.05, expect_death=True)
@@ -225,6 +251,8 @@ class APPO:
                 worker.handle(*worker.inbox.get())
         while not self.buffers.trajectories_done.empty():
             self.learner.handle(*self.buffers.trajectories_done.get())
+        while not self.buffers.evaluations.empty():
+            self.evaluator.handle(*self.buffers.evaluations.get())
         if not self.buffers.requests.empty():
             self.policy_worker.serve(take_all(self.buffers.requests, self.buffers.requests_lock))
 
@@ -247,6 +275,8 @@ class APPO:
             return
         if kind == "saved":
             self.pending_saves -= 1
+        elif kind == "evaluated":
+            self.evaluating = False
         self.records.add(kind, content, self.env_steps)
 
     def _obituary(self, name: str) -> str:
@@ -258,11 +288,15 @@ class APPO:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         return f"{name} was killed by {signal.Signals(-code).name}{hint}"
 
-    def _check_progress(self) -> None:
-        """Raise `ComponentError` when a rollout worker or the learner has done nothing for too long."""
+    def _check_progress(self, *, sampling: bool) -> None:
+        """Raise `ComponentError` when a component that has something to do has done nothing for too long."""
         now = time.monotonic()
-        counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps.tolist())}
-        counters["learner"] = int(self.buffers.weights.version)
+        counters = {}
+        if sampling:
+            counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps.tolist())}
+            counters["learner"] = int(self.buffers.weights.version)
+        if self.evaluating:
+            counters["evaluator"] = int(self.buffers.evaluation_steps)
         for name, value in counters.items():
             seen, since = self.moved.get(name, (None, now))
             if value != seen:
@@ -283,6 +317,15 @@ class APPO:
         self.pending_saves += 1
         self.buffers.trajectories_done.put((SAVE, kind))
 
+    def _request_evaluation(self) -> None:
+        """Ask for an evaluation when one is due and none is under way."""
+        period = self.cfg.eval_every_env_steps
+        if period and not self.evaluating and self.env_steps >= self.next_evaluation:
+            self.evaluating = True
+            self.moved.pop("evaluator", None)  # it was idle until now
+            self.next_evaluation = (self.env_steps // period + 1) * period
+            self.buffers.evaluations.put((EVALUATE, 0))
+
     def _send_all(self, queues: list[Any], message: tuple[int, int]) -> None:
         for destination in queues:
             destination.put(message)
@@ -292,7 +335,7 @@ class APPO:
         dtype = str(body_dtype(cfg, self.device, self.obs_space)).removeprefix("torch.")
         mode = "serial" if cfg.serial_mode else "asynchronous" if cfg.async_rl else "synchronous"
         lines = [
-            f"{cfg.env}: {', '.join(f'{name} {space.shape}' for name, space in self.obs_space.items())} -> "
+            f"{cfg.env}: {', '.join(f'{name} {describe_space(space)}' for name, space in self.obs_space.items())} -> "
             f"{self.action_space}",
             f"{mode}: {cfg.num_workers} rollout workers x {cfg.num_envs_per_worker} environments in "
             f"{cfg.worker_num_splits} splits, {cfg.policy_workers_per_policy} policy worker(s), 1 learner; "
@@ -377,6 +420,11 @@ def start_context() -> Any:
     return context
 
 
+def describe_space(space: Any) -> str:
+    """Show a space in a few characters: a Box by its shape."""
+    return "x".join(map(str, space.shape)) if isinstance(space, spaces.Box) else str(space)
+
+
 def cpu_description() -> str:
     """Name the cores and the memory of the machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -387,8 +435,9 @@ def cpu_description() -> str:
 
 
 def probe_spaces(cfg: Config) -> tuple[dict[str, Any], Any]:
-    """Make one environment to learn its spaces."""
+    """Make and reset one environment to learn its spaces (an action mask may only show in the info of a reset)."""
     env = make_vector_env(cfg, 1)
+    env.reset(cfg.seed)
     env.close()
     return env.obs_space, env.action_space
 

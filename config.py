@@ -11,10 +11,12 @@ Read next: `shared_buffers.py`.
 import argparse
 import dataclasses
 import difflib
+import importlib
 import json
 import math
 import os
 import re
+import sys
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +50,8 @@ class Config:
     """All settings of a run. Raises `UserError`, saying what to set instead, when a value is impossible."""
 
     # ---- run -------------------------------------------------------------------------------------------------
-    env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0")
+    env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0; "
+                      "or module:function, a function that makes one environment")
     train_dir: str = option("train_dir", "run", "folder that holds all runs")
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
@@ -73,8 +76,10 @@ class Config:
                                     "sampling, one group is stepped while the other's actions are computed")
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory")
-    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari only)")
+    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)")
     env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)")
+    res_w: int = option(0, "sampler", "resize image observations to this width in pixels; 0: as they come (not Atari)")
+    res_h: int = option(0, "sampler", "resize image observations to this height in pixels; 0: as they come (not Atari)")
 
     # ---- learner ---------------------------------------------------------------------------------------------
     batch_size: int = option(1024, "learner", "samples of one minibatch (one SGD step)")
@@ -87,7 +92,7 @@ class Config:
     vtrace_c: float = option(1.0, "learner", "c_bar, the truncation of the V-trace traces")
     ppo_clip_ratio: float = option(0.1, "learner", "clip pi/mu to [1/(1+eps), 1+eps] in the policy loss; 0: off")
     ppo_clip_value: float = option(1.0, "learner", "largest change of a value from the one predicted when acting "
-                                   "that still gets a gradient; 0: off")
+                                   "that still gets a gradient, in units of the value head; 0: off")
     value_loss_coeff: float = option(0.5, "learner", "weight of the value loss")
     exploration_loss: str = option("entropy", "learner", "keep the policy random by its entropy or its symmetric KL "
                                    "to the uniform policy", ("entropy", "symmetric_kl"))
@@ -107,21 +112,45 @@ class Config:
     max_grad_norm: float = option(4.0, "learner", "clip the norm of the gradient; 0: off")
     max_policy_lag: int = option(1000, "learner", "ignore samples acted by a policy this many SGD steps older")
     reward_scale: float = option(1.0, "learner", "multiply rewards before learning (logged returns stay true)")
-    reward_clip: float = option(1000.0, "learner", "clip scaled rewards to +- this before learning")
+    reward_clip: float = option(math.inf, "learner", "clip scaled rewards to +- this before learning")
+    recurrence: int = option(0, "learner", "env_steps of backpropagation through time where the policy has a memory; "
+                             "0: the whole rollout")
     normalize_input: bool = option(True, "learner", "normalize observations by their running mean and deviation")
+    normalize_input_keys: tuple[str, ...] = option(
+        (), "learner", "names of the observations to normalize; none: all images and vectors")
+    obs_subtract_mean: float = option(0.0, "learner", "subtract this from images and vectors first")
+    obs_scale: float = option(0.0, "learner", "then divide images and vectors by this; 0: by 255 for uint8 images, "
+                              "by 1 for everything else")
+    normalize_returns: bool = option(True, "learner", "learn values in units of the running deviation of the returns")
     learner_threads: int = option(1, "learner", "CPU threads of the learner")
 
     # ---- model -----------------------------------------------------------------------------------------------
+    encoder: str = option("", "model", "module:function, an encoder of your own (examples/custom_encoder.py)")
+    core: str = option("", "model", "module:function, a core of your own (examples/custom_core.py)")
+    model: str = option("", "model", "module:function, a whole model of your own (examples/custom_model.py)")
     encoder_conv_architecture: str = option(
-        "convnet_atari", "model", "encoder of image observations (convnet_atari: the Nature CNN)",
-        ("convnet_simple", "convnet_atari", "resnet_impala"))
+        "convnet_atari", "model", "encoder of image observations (convnet_atari: the Nature CNN; convnet_small: "
+        "three 2x2 layers, for grids of a few cells)",
+        ("convnet_simple", "convnet_atari", "convnet_small", "resnet_impala"))
     encoder_conv_mlp_layers: tuple[int, ...] = option((512,), "model", "layers after the convolutions")
     encoder_mlp_layers: tuple[int, ...] = option((512, 512), "model", "layers of the encoder of vector observations")
+    use_rnn: bool = option(False, "model", "give the policy a memory: a recurrent core behind the encoders")
+    rnn_type: str = option("gru", "model", "kind of recurrent core", ("gru", "lstm"))
+    rnn_size: int = option(512, "model", "hidden units of each recurrent layer")
+    rnn_num_layers: int = option(1, "model", "recurrent layers")
     nonlinearity: str = option("elu", "model", "activation function", ("elu", "relu", "tanh"))
     policy_init_gain: float = option(1.0, "model", "gain of the orthogonal initialization")
     adaptive_stddev: bool = option(False, "model", "continuous actions: the network gives the standard deviation; "
                                    "False: one learned value per action")
     initial_stddev: float = option(1.0, "model", "initial standard deviation of continuous actions")
+    squash_actions: bool = option(False, "model", "continuous actions: squash a Gaussian into the bounds with tanh; "
+                                  "False: clip it")
+
+    # ---- evaluation ------------------------------------------------------------------------------------------
+    eval_every_env_steps: int = option(0, "evaluation", "score the policy on separate environments every so many "
+                                       "env_steps, beside the training; 0: never")
+    eval_episodes: int = option(10, "evaluation", "episodes of one evaluation")
+    eval_deterministic: bool = option(False, "evaluation", "take the most likely actions instead of sampling")
 
     # ---- records ---------------------------------------------------------------------------------------------
     report_interval_sec: float = option(5.0, "records", "seconds between reports (metrics.jsonl, TensorBoard)")
@@ -153,6 +182,11 @@ class Config:
     @property
     def num_agents(self) -> int:
         return self.num_workers * self.num_envs_per_worker
+
+    @property
+    def bptt_steps(self) -> int:
+        """Return how many env_steps the learner unrolls a model that has a memory."""
+        return self.recurrence or self.rollout
 
     @property
     def trajectories_per_minibatch(self) -> int:
@@ -199,11 +233,12 @@ POSITIVE = (
     "policy_workers_per_policy", "rollout", "env_frameskip", "env_framestack", "batch_size", "num_batches_per_epoch",
     "num_epochs", "vtrace_rho", "vtrace_c", "learning_rate", "lr_schedule_kl_threshold", "lr_adaptive_min",
     "lr_adaptive_max", "adam_eps", "reward_scale", "reward_clip", "learner_threads", "policy_init_gain",
-    "initial_stddev", "report_interval_sec", "save_every_sec", "keep_checkpoints", "save_milestones_sec",
+    "initial_stddev", "rnn_size", "rnn_num_layers", "eval_episodes", "report_interval_sec", "save_every_sec",
+    "keep_checkpoints", "save_milestones_sec",
     "stall_timeout_sec")
 NON_NEGATIVE = (
     "seed", "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff", "kl_loss_coeff",
-    "max_grad_norm", "max_policy_lag")
+    "max_grad_norm", "max_policy_lag", "res_w", "res_h", "recurrence", "obs_scale", "eval_every_env_steps")
 
 
 def _validate(c: Config) -> None:
@@ -220,6 +255,7 @@ def _validate(c: Config) -> None:
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= getattr(c, name) < 1:
             raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1, 1 excluded")
+    _validate_model(c)
     if c.seed > 2**31 - 1_000_000:  # environments are seeded with the numbers that follow
         raise UserError(f"--seed={c.seed} is too large; use one below 2e9")
     if c.experiment in (".", "..") or "/" in c.experiment:
@@ -231,9 +267,6 @@ def _validate(c: Config) -> None:
                         f"{MAX_SLOTS_PER_WORKER} and more --num_workers")
     if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:
         raise UserError(f"--lr_adaptive_min={c.lr_adaptive_min} is above --lr_adaptive_max={c.lr_adaptive_max}")
-    for name in ("encoder_conv_mlp_layers", "encoder_mlp_layers"):
-        if not all(isinstance(size, int) and size > 0 for size in getattr(c, name)):
-            raise UserError(f"--{name} must be positive layer sizes")
     if c.num_envs_per_worker < c.worker_num_splits:
         raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} is fewer environments than "
                         f"--worker_num_splits={c.worker_num_splits}; use {c.worker_num_splits}")
@@ -251,6 +284,65 @@ def _validate(c: Config) -> None:
             f"--num_batches_per_epoch = {c.batch_size * c.num_batches_per_epoch} must equal --num_workers x "
             f"--num_envs_per_worker x --rollout = {c.num_agents * c.rollout}; "
             f"set --num_batches_per_epoch=1 --batch_size={c.num_agents * c.rollout}")
+
+
+def _validate_model(c: Config) -> None:
+    """Refuse impossible networks and observations."""
+    for name in ("encoder_conv_mlp_layers", "encoder_mlp_layers"):
+        if not all(isinstance(size, int) and size > 0 for size in getattr(c, name)):
+            raise UserError(f"--{name} must be positive layer sizes")
+    if c.recurrence and not (c.use_rnn or c.core or c.model):
+        raise UserError(f"--recurrence={c.recurrence} needs a policy with a memory; add --use_rnn")
+    if c.normalize_input_keys and not c.normalize_input:
+        raise UserError("--normalize_input_keys needs --normalize_input=True")
+    if c.rollout % c.bptt_steps:
+        raise UserError(f"--recurrence={c.recurrence} does not divide --rollout={c.rollout}; use {c.rollout}")
+    if not math.isfinite(c.obs_subtract_mean):
+        raise UserError(f"--obs_subtract_mean={c.obs_subtract_mean} must be finite")
+    if (c.res_w == 0) != (c.res_h == 0):
+        raise UserError("--res_w and --res_h belong together; give both")
+    for name in ("encoder", "core", "model"):
+        if getattr(c, name) and ":" not in getattr(c, name):
+            raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:make_{name}")
+    if c.model and (c.encoder or c.core):
+        raise UserError("--model replaces the encoder and the core; give either it or --encoder and --core")
+    if c.core and c.use_rnn:
+        raise UserError("--core replaces the recurrent core of --use_rnn; give only one of them")
+
+
+# ---- functions by name -------------------------------------------------------------------------------------------
+
+
+def reference(function: typing.Callable) -> str:
+    """Name a function or class so that every process can find it: "module:name".
+
+    One of the running script is named by the script's file, which must guard its main part with
+    `if __name__ == "__main__"`. Raises `UserError` for one that cannot be found by name.
+    """
+    module, name = function.__module__, getattr(function, "__qualname__", "")  # a partial() has none
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        module = main.__spec__.name if main.__spec__ else Path(getattr(main, "__file__", "")).stem
+    if not module or not name or "<" in name or "." in name:
+        raise UserError(f"{function!r} must be defined at the top level of a file, so that other processes can find it")
+    return f"{module}:{name}"
+
+
+def find_function(flag: str, name: str) -> typing.Callable:
+    """Import the function or class that "module:name" names. Raises `UserError` when there is none."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"--{flag}={name}: there is no module '{error.name}'; run it from the folder of its file, or "
+                        "set PYTHONPATH to that folder") from error
+    except (ImportError, ValueError) as error:
+        raise UserError(f"--{flag}={name}: module '{module_name}' cannot be imported: {error}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise UserError(f"--{flag}={name}: module '{module_name}' has no function '{attribute}'"
+                        f"{nearest(attribute, vars(module))}")
+    return function
 
 
 # ---- command line ------------------------------------------------------------------------------------------------
@@ -323,7 +415,8 @@ def make_parser(description: str, epilog: str = "") -> OneLineParser:
         if field.type is bool:
             arguments |= {"type": parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
         elif typing.get_origin(field.type) is tuple:
-            arguments |= {"type": _parse_int, "nargs": "*", "metavar": "SIZE"}
+            parse, metavar = (_parse_int, "SIZE") if int in typing.get_args(field.type) else (str, "NAME")
+            arguments |= {"type": parse, "nargs": "*", "metavar": metavar}
         else:
             parse = {int: _parse_int, float: _parse_float, str: str}[field.type]
             metavar = "|".join(meta["choices"]) if meta["choices"] else field.type.__name__.upper()
@@ -333,7 +426,9 @@ def make_parser(description: str, epilog: str = "") -> OneLineParser:
 
 
 def _show(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else "none" if value == "" else str(value)
+    if isinstance(value, (tuple, list)):
+        value = " ".join(map(str, value))
+    return "none" if value == "" else str(value)
 
 
 def make_config(*layers: Mapping[str, Any]) -> Config:

@@ -4,34 +4,49 @@ A `VectorEnv` steps N environments at once and returns arrays with a leading axi
 NEXT_STEP mode: the observation that step() returns with `terminated` or `truncated` is the episode's true final
 one; the following step ignores its action and returns the first observation of the next episode with reward 0.
 
-Observations are always a dict of arrays (a plain space becomes {"obs": space}), so that no other file has to tell
-one kind from the other. Environments with a batched implementation of their own use it (Atari and CartPole: in C++
-and NumPy); all others run in gymnasium's `SyncVectorEnv`.
+Observations are always a dict of arrays and actions rows of numbers, whatever the spaces (`flat_spaces.py`), so that no
+other file has to tell one kind from another. Environments with a batched implementation of their own use it (Atari and
+CartPole: in C++ and NumPy); all others run in gymnasium's `SyncVectorEnv`.
 
 Each family has a profile: the settings of `Config` that learn well there, as data ("num_envs" is the number of all
 environments, spread over the rollout workers). Used by `rollout_worker.py`,
-`appo.py` (the spaces) and `evaluate.py`.
+`appo.py` (the spaces), `evaluator.py` and `evaluate.py`.
 """
 
+import contextlib
 import difflib
 import importlib
+import os
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from config import Config, UserError, cpu_cores
-
-Observation = dict[str, np.ndarray]
+from flat_spaces import (
+    ACTION_MASK,
+    Observation,
+    action_leaves,
+    flatten_mask,
+    flatten_obs,
+    is_channels_last,
+    mask_size,
+    num_options,
+    obs_leaves,
+    unflatten_actions,
+)
 
 # ---- families and their profiles ---------------------------------------------------------------------------------
 
 PROFILES: dict[str, dict[str, Any]] = {
     "atari": {
-        "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0,
+        "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0, "normalize_returns": False,
         "num_envs": 64, "rollout": 64,
         "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015, "adam_eps": 1e-5,
@@ -41,46 +56,105 @@ PROFILES: dict[str, dict[str, Any]] = {
     "classic_control": {
         "train_for_env_steps": 500_000, "num_envs": 32, "rollout": 32,
         "batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4,
+        "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015, "adam_eps": 1e-5,
+        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
+        "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
+    },
+    "box2d": {
+        "train_for_env_steps": 3_000_000, "num_envs": 32, "rollout": 64,
+        "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
+        "learning_rate": 1e-3, "lr_schedule": "linear_decay", "adam_eps": 1e-5, "gamma": 0.995, "gae_lambda": 0.97,
+        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.005, "max_grad_norm": 1.0,
+        "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
+    },
+    "mujoco": {
+        "num_envs": 32, "rollout": 64,
+        "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "linear_decay", "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
-        # small rewards make values of about 1, whose loss does not drown the policy's in the shared encoder
-        "gamma": 0.98, "reward_scale": 0.02,
-        "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
+        "encoder_mlp_layers": (256, 256), "nonlinearity": "relu", "initial_stddev": 0.37,
+    },
+    "minigrid": {
+        "train_for_env_steps": 5_000_000, "num_envs": 32, "rollout": 64,
+        "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
+        "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
+        # A solved task gives a deterministic policy and tiny gradients: no KL holds the rate down then, and Adam would
+        # blow them up to full steps that in the end destroy the policy.
+        "lr_adaptive_max": 2e-3, "adam_eps": 3e-4,
+        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.03, "max_grad_norm": 0.5,
+        "encoder_conv_architecture": "convnet_small", "encoder_conv_mlp_layers": (128,), "encoder_mlp_layers": (32,),
+        "rnn_size": 128, "nonlinearity": "relu",
+    },
+    "vizdoom": {
+        "env_frameskip": 4, "res_w": 128, "res_h": 72,
+        "num_envs": 32, "rollout": 32,
+        "batch_size": 1024, "num_batches_per_epoch": 2, "num_epochs": 2,
+        "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015, "adam_eps": 1e-5,
+        "lr_adaptive_max": 1e-3,
+        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
+        "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128), "learner_threads": 2,
     },
     "other": {},
 }
 
-# where the environments of a namespace or a family come from, for the message when they are missing
-PACKAGES = {
-    "ALE": "ale-py", "ale_py": "ale-py", "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo",
-    "mujoco": "gymnasium[mujoco]",
+# module that registers the environments whose id begins so, and the package to install
+REGISTERED_BY = {
+    "Vizdoom": ("vizdoom.gymnasium_wrapper", "vizdoom"),
+    "MiniGrid": ("minigrid", "minigrid"),
+    "BabyAI": ("minigrid", "minigrid"),
+}
+
+# the package that brings a missing module or namespace
+PACKAGES = {"ale_py": "ale-py", "ALE": "ale-py", "mujoco": "'gymnasium[mujoco]'", "Box2D": "'gymnasium[box2d]'",
+            "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo"}
+
+# beginnings of entry points
+FAMILIES = {
+    "ale_py": "atari", "gymnasium.envs.classic_control": "classic_control", "gymnasium.envs.box2d": "box2d",
+    "gymnasium.envs.mujoco": "mujoco", "minigrid": "minigrid", "vizdoom": "vizdoom",
 }
 
 
-def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
-    """Look an environment id up. Raises `UserError` naming the nearest known ids, or the package to install."""
+def find_spec(env_id: str) -> EnvSpec:
+    """Look an environment id up, or the function that makes it.
+
+    Raises `UserError` naming the nearest known ids, or the package to install.
+    """
     if not env_id.strip():
         raise UserError("--env is missing, for example --env PongNoFrameskip-v4")
     has_atari = _register_atari()
+    for beginning, (module, package) in REGISTERED_BY.items():
+        if env_id.startswith(beginning):
+            _import(env_id, module, package)
     module, _, name = env_id.rpartition(":")
+    functions: dict[str, Callable] = {}
     if ":" in env_id:
-        try:
-            importlib.import_module(module)
-        except (ImportError, ValueError) as error:
-            missing = getattr(error, "name", None) or module
-            raise UserError(f"--env={env_id}: module '{missing}' cannot be imported; "
-                            f"pip install {PACKAGES.get(missing, missing.split('.')[0])}") from error
+        functions = {key: value for key, value in vars(_import(env_id, module)).items() if callable(value)}
+        if name in functions:
+            return EnvSpec(id=name, entry_point=functions[name])
     try:
         return gym.spec(name)
     except gym.error.Error as error:
         namespace = name.split("/", maxsplit=1)[0]
         if namespace in PACKAGES and not any(spec_id.startswith(f"{namespace}/") for spec_id in gym.registry):
             raise UserError(f"--env={env_id}: pip install {PACKAGES[namespace]}") from error
-        known = {spec_id.lower(): spec_id for spec_id in gym.registry}
+        known = {spec_id.lower(): spec_id for spec_id in (*gym.registry, *functions)}
         close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(known[spec_id] for spec_id in close)}?" if close else ""
         atari = "" if has_atari else "; Atari games need: pip install ale-py"
         raise UserError(f"--env={env_id} is unknown{hint}{atari}") from error
+
+
+def _import(env_id: str, module: str, package: str = "") -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        root = error.name.split(".")[0]
+        package = package or PACKAGES.get(root, "")
+        cure = f"pip install {package}" if package else f"install {root}, or set PYTHONPATH to the folder of its file"
+        raise UserError(f"--env={env_id}: there is no module '{error.name}'; {cure}") from error
+    except (ImportError, ValueError) as error:
+        raise UserError(f"--env={env_id}: module '{module}' cannot be imported: {error}") from error
 
 
 def _register_atari() -> bool:
@@ -97,11 +171,7 @@ def family(env_id: str) -> str:
     """Name the family of an environment id, a key of `PROFILES`. Raises `UserError` for an unknown id."""
     entry_point = find_spec(env_id).entry_point
     module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
-    if module.startswith("ale_py"):
-        return "atari"
-    if module.startswith("gymnasium.envs.classic_control"):
-        return "classic_control"
-    return "other"
+    return next((name for beginning, name in FAMILIES.items() if module.startswith(beginning)), "other")
 
 
 def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,73 +198,204 @@ def describe_profiles() -> str:
 # ---- the contract ------------------------------------------------------------------------------------------------
 
 
-class VectorEnv:
-    """N environments stepped together, with dict observations and actions as the policy gives them.
+class EnvironmentFailure(RuntimeError):
+    """An environment raised an error or returned numbers that cannot be learned from."""
 
-    Owned by one rollout worker (or by `evaluate.py`), in its process. Continuous actions are given in units of the
-    action range: -1 is a bounded dimension's low and +1 its high; beyond that they are clipped.
+
+class VectorEnv:
+    """N environments stepped together, with dict observations and actions as rows of numbers.
+
+    Owned by one rollout worker (or by an evaluation), in its process. Raises `EnvironmentFailure`, which names the
+    environment, its seed and the step, for an observation or reward that is not finite and for an action mask that
+    forbids everything.
     """
 
-    def __init__(self, env: gym.vector.VectorEnv) -> None:
+    def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"the vector environment resets in mode {mode}; NEXT_STEP is needed")
-        self._env = env
+        self._env, self._name, self._squash = env, name, squash_actions
+        self._seed = self._num_steps = 0
         self.num_envs = env.num_envs
-        single = env.single_observation_space
-        self._is_dict = isinstance(single, spaces.Dict)
-        self.obs_space: dict[str, spaces.Space] = dict(single.spaces) if self._is_dict else {"obs": single}
         self.action_space = env.single_action_space
-        check_spaces(self.obs_space, self.action_space)
+        self._space = env.single_observation_space
+        self._num_options = [n for leaf in action_leaves(self.action_space).values() for n in num_options(leaf)]
+        leaves = obs_leaves(self._space)
+        # the mask comes with the observation, or else with the info of the first reset
+        self._has_mask = leaves.pop(ACTION_MASK, None) is not None
+        if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in leaves):
+            raise UserError(f"{name}: observation '{ACTION_MASK}' is made of parts; give one array")
+        self._mask_in_info = False
+        self.obs_space = leaves
+        self._set_mask_space()
+        self._ranges = {name: limits for name, leaf in leaves.items() if (limits := storable_range(leaf)) is not None}
+
+    def _set_mask_space(self) -> None:
+        if self._has_mask:
+            if not self._num_options:
+                raise UserError(f"{self._name} gives action masks, but {self.action_space} has no choices to mask")
+            self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
 
     def reset(self, seed: int) -> Observation:
-        """Begin new episodes everywhere; environment i is seeded with seed + i."""
-        obs, _ = self._env.reset(seed=seed)
-        return self._named(obs)
+        """Begin new episodes everywhere; environment i is seeded with seed + i. Adds a mask to `obs_space`."""
+        self._seed, self._num_steps = seed, 0
+        obs, info = self._env.reset(seed=seed)
+        if ACTION_MASK in info and not self._has_mask:
+            self._has_mask = self._mask_in_info = True
+            self._set_mask_space()
+        obs = self._flatten(obs, info, np.zeros(self.num_envs, bool))
+        self._check(obs, np.zeros(self.num_envs))
+        return obs
 
     def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray]:
         """Step all environments.
 
         Args:
-            actions: [N] int64 for a Discrete space, [N, A] float32 for a Box.
+            actions: [N, num_columns] float32, see `flat_spaces.py`.
 
         Returns:
-            Observations {name: [N, ...]}, rewards [N] float, terminated [N] bool, truncated [N] bool.
+            Observations {leaf: [N, ...]}, rewards [N] float, terminated [N] bool, truncated [N] bool.
         """
-        obs, rewards, terminated, truncated, _ = self._env.step(to_env_actions(actions, self.action_space))
-        return self._named(obs), rewards, terminated, truncated
+        self._num_steps += 1
+        obs, rewards, terminated, truncated, info = self._env.step(
+            unflatten_actions(self.action_space, actions, squash=self._squash))
+        if ACTION_MASK in info and not self._has_mask:
+            raise UserError(f"{self._name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
+                            "give it in both")
+        obs = self._flatten(obs, info, terminated | truncated)
+        self._check(obs, rewards)
+        return obs, rewards, terminated, truncated
 
-    def _named(self, obs: Any) -> Observation:
-        return obs if self._is_dict else {"obs": obs}
+    def _flatten(self, obs: Any, info: dict[str, Any], done: np.ndarray) -> Observation:
+        obs = flatten_obs(self._space, obs)
+        if self._has_mask:
+            obs[ACTION_MASK] = self._read_mask(info if self._mask_in_info else obs, done)
+        return obs
+
+    def _read_mask(self, source: dict[str, Any], done: np.ndarray) -> np.ndarray:
+        """Return the action masks [N, M] bool; after an episode's end, where no action follows, all is allowed."""
+        size = sum(self._num_options)
+        if isinstance(source.get(ACTION_MASK), dict):
+            raise UserError(f"{self._name}: the action mask is a dict; give one array, or a tuple of arrays in the "
+                            "order of the choices")
+        masks = np.ones((self.num_envs, size), bool)
+        given = source.get(ACTION_MASK, [None] * self.num_envs)
+        for i in np.flatnonzero(source.get(f"_{ACTION_MASK}", np.full(self.num_envs, ACTION_MASK in source))):
+            mask = flatten_mask(given[i])
+            if len(mask) != size:
+                raise UserError(f"{self._name}: an action mask has {len(mask)} entries, {self.action_space} has {size} "
+                                "options")
+            masks[i] = mask
+        masks[done] = True
+        begin = 0
+        for n in self._num_options:
+            impossible = ~masks[:, begin : begin + n].any(1)
+            if impossible.any():
+                self._fail(np.flatnonzero(impossible)[0], "the action mask forbids every action")
+            begin += n
+        return masks
+
+    def _check(self, obs: Observation, rewards: np.ndarray) -> None:
+        self._check_range("reward", rewards, -FLOAT32_MAX, FLOAT32_MAX)
+        for name, (low, high) in self._ranges.items():
+            self._check_range(f"observation '{name}'", obs[name], low, high)
+
+    def _check_range(self, what: str, value: np.ndarray, low: Any, high: Any) -> None:
+        good = (value >= low) & (value <= high)  # False for nan
+        if not good.all():
+            i = np.flatnonzero(~good.reshape(self.num_envs, -1).all(1))[0]
+            fault = "out of range" if np.isfinite(value[i]).all() else "not finite"
+            self._fail(i, f"{what} is {fault}: {str(value[i]).replace(chr(10), '')[:200]}")
+
+    def _fail(self, i: int, what: str) -> None:
+        raise EnvironmentFailure(f"{self._name}, seed {self._seed + i}, step {self._num_steps}: {what}")
 
     def render(self) -> np.ndarray:
         """Return the picture of the first environment, [H, W, 3] uint8."""
-        return self._env.render()[0]
+        return np.asarray(self._env.render()[0])
+
+    @property
+    def frames_per_sec(self) -> float:
+        """Return how many simulator frames a person would see in a second."""
+        return self._env.metadata.get("render_fps") or 30.0
 
     def close(self) -> None:
         """Free what the environments hold."""
         self._env.close()
 
 
-def check_spaces(obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
-    """Raise `UserError`, naming the part, for a space that cannot be learned on."""
-    for name, space in obs_space.items():
-        if not isinstance(space, spaces.Box) or len(space.shape) not in (1, 3):
-            raise UserError(f"observation '{name}' is {space}; supported are Box vectors and Box images (3 axes)")
-    if isinstance(action_space, spaces.Discrete):
-        return
-    if not isinstance(action_space, spaces.Box) or len(action_space.shape) != 1:
-        raise UserError(f"the action space is {action_space}; supported are Discrete and one-dimensional Box")
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def to_env_actions(actions: np.ndarray, space: spaces.Space) -> np.ndarray:
-    """Turn the policy's actions into the environment's: shift a Discrete start, scale [-1, 1] to finite bounds."""
-    if isinstance(space, spaces.Discrete):
-        return actions + space.start
-    bounded = np.isfinite(space.low) & np.isfinite(space.high)
-    low, high = np.where(bounded, space.low, -1.0), np.where(bounded, space.high, 1.0)
-    scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
-    return np.where(bounded, scaled, np.clip(actions, space.low, space.high)).astype(space.dtype)
+def storable_range(leaf: spaces.Space) -> tuple[Any, Any] | None:
+    """Return the least and largest value of a leaf that can be learned from; None when every one can."""
+    if isinstance(leaf, spaces.Discrete):
+        return 0, int(leaf.n) - 1
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return 0, leaf.nvec - 1
+    return (-FLOAT32_MAX, FLOAT32_MAX) if isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8 else None
+
+
+class NameFailures(gym.Wrapper):
+    """Says which environment it was, with which seed and in which step, when reset() or step() raises."""
+
+    def __init__(self, env: gym.Env, name: str) -> None:
+        super().__init__(env)
+        self._name, self._first_seed, self._num_steps = name, None, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._first_seed, self._num_steps = seed, 0
+        else:
+            self._num_steps += 1
+        return self._call("reset", lambda: self.env.reset(seed=seed, options=options))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        return self._call("step", lambda: self.env.step(action))
+
+    def _call(self, what: str, function: Callable[[], tuple]) -> tuple:
+        try:
+            return function()
+        except Exception as error:
+            raise EnvironmentFailure(f"{self._name}, seed {self._first_seed}, step {self._num_steps}: {what}() raised "
+                                     f"{type(error).__name__}: {error}") from error
+
+
+class ResizeImages(gym.ObservationWrapper):
+    """Resizes HxWxC uint8 images, alone or in a Dict, to a given width and height."""
+
+    def __init__(self, env: gym.Env, width: int, height: int) -> None:
+        super().__init__(env)
+        import cv2  # noqa: PLC0415  slow to import
+
+        self._resize = lambda image: cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+        self._shape = (height, width)
+        space = env.observation_space
+        parts = space.spaces if isinstance(space, spaces.Dict) else {}
+        self._names = [name for name, part in parts.items() if _is_image(part)]
+        if self._names:
+            resized = {name: self._resized_space(space[name]) for name in self._names}
+            self.observation_space = spaces.Dict({**space.spaces, **resized})
+        elif _is_image(space):
+            self.observation_space = self._resized_space(space)
+        else:
+            raise UserError(f"--res_w and --res_h need uint8 images of height x width x channels, not {space}; "
+                            "leave them at 0")
+
+    def _resized_space(self, space: spaces.Box) -> spaces.Box:
+        return spaces.Box(0, 255, (*self._shape, space.shape[2]), np.uint8)
+
+    def observation(self, obs: Any) -> Any:
+        if not self._names:
+            return self._resize(obs).reshape(self.observation_space.shape)
+        return {**obs, **{name: self._resize(obs[name]).reshape(self.observation_space[name].shape)
+                          for name in self._names}}
+
+
+def _is_image(space: spaces.Space) -> bool:
+    return (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+            and is_channels_last(space.shape))
 
 
 def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) -> VectorEnv:
@@ -202,35 +403,102 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
 
     Raises `UserError` with the install command when a package is missing.
     """
-    spec = find_spec(cfg.env)
-    is_atari = family(cfg.env) == "atari"
-    if not is_atari and (cfg.env_frameskip, cfg.env_framestack) != (1, 1):
-        raise UserError("--env_frameskip and --env_framestack are for Atari games only; leave them at 1")
+    spec, kind = find_spec(cfg.env), family(cfg.env)
+    if cfg.env_frameskip != 1 and kind not in ("atari", "vizdoom"):
+        raise UserError("--env_frameskip is for Atari games and VizDoom; leave it at 1")
+    if cfg.env_framestack != 1 and kind != "atari":
+        raise UserError("--env_framestack is for Atari games only; leave it at 1")
+    if cfg.res_w and kind in ("atari", "minigrid"):
+        raise UserError("--res_w and --res_h are not for Atari games, which come as 84x84, nor for the cells of "
+                        "MiniGrid; leave them at 0")
     try:
-        if is_atari:
-            env = (_atari_vector(cfg, spec, num_envs) if render_mode is None
-                   else SyncVectorEnv([lambda: atari_env(cfg, spec, render_mode)] * num_envs))
-        elif spec.vector_entry_point is not None and render_mode is None:
-            env = gym.make_vec(spec.id, num_envs=num_envs)
+        if kind == "atari" and render_mode is None:
+            env = _atari_vector(cfg, spec, num_envs)
+        elif spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
+            env = gym.make_vec(spec, num_envs=num_envs)
         else:
-            env = SyncVectorEnv([_single(spec.id, render_mode)] * num_envs)
+            make = {"atari": atari_env, "minigrid": minigrid_env, "mujoco": mujoco_env,
+                    "vizdoom": vizdoom_env}.get(kind, single_env)
+            env = SyncVectorEnv([lambda: NameFailures(make(cfg, spec, render_mode), cfg.env)] * num_envs)
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"--env={cfg.env}: {str(error).splitlines()[0]}") from error
     except ModuleNotFoundError as error:
         raise UserError(f"--env={cfg.env}: module {error.name} is missing; "
                         f"pip install {PACKAGES.get(error.name, error.name)}") from error
-    return VectorEnv(env)
+    return VectorEnv(env, cfg.env, squash_actions=cfg.squash_actions)
 
 
-def _single(env_id: str, render_mode: str | None) -> Callable[[], gym.Env]:
-    kwargs = {"render_mode": render_mode} if render_mode else {}  # an environment need not know that argument
-    return lambda: gym.make(env_id, disable_env_checker=True, **kwargs)
+def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) -> gym.Env:
+    """Make one environment, its images resized if so configured."""
+    if render_mode is not None:  # an environment need not know that argument
+        kwargs["render_mode"] = render_mode
+    try:
+        env = gym.make(spec, disable_env_checker=True, **kwargs)
+    except TypeError as error:
+        if "render_mode" in str(error):
+            raise UserError(f"--env={cfg.env} cannot be shown: its maker takes no argument render_mode") from error
+        raise
+    return ResizeImages(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
+
+
+class OneHotCells(gym.ObservationWrapper):
+    """Turns the codes of MiniGrid's cells (object, color, state) into planes of 0 and 255, one for each code.
+
+    A network can hardly tell a ball from a key when they are 6 and 5 of one number.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX  # noqa: PLC0415  optional package
+
+        super().__init__(env)
+        num_states = 4  # of a door, or the direction of an agent
+        self._planes = [255 * np.eye(n, dtype=np.uint8) for n in (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), num_states)]
+        space = env.observation_space
+        shape = (*space["image"].shape[:2], sum(len(planes) for planes in self._planes))
+        self.observation_space = spaces.Dict({**space.spaces, "image": spaces.Box(0, 255, shape, np.uint8)})
+
+    def observation(self, obs: dict[str, Any]) -> dict[str, Any]:
+        cells = [planes[obs["image"][..., i]] for i, planes in enumerate(self._planes)]
+        return {**obs, "image": np.concatenate(cells, -1)}
+
+
+def minigrid_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
+    """Make one MiniGrid or BabyAI environment."""
+    return OneHotCells(single_env(cfg, spec, render_mode))
+
+
+def vizdoom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
+    """Make one VizDoom scenario, with its own frame skip, drawn no larger than needed.
+
+    It has no observation after an episode's last step, so its time limits count as terminations.
+    """
+    from vizdoom import ScreenResolution  # noqa: PLC0415  optional package
+
+    small = 0 < cfg.res_w <= 160 and cfg.res_h <= 120  # a third faster than the default 320x240
+    kwargs = {"screen_resolution": ScreenResolution.RES_160X120} if small else {}
+    scratch = Path(tempfile.gettempdir()) / f"vizdoom-{os.getuid()}"  # it leaves its files in the working folder
+    scratch.mkdir(exist_ok=True)
+    with contextlib.chdir(scratch):
+        env = single_env(cfg, spec, render_mode, frame_skip=cfg.env_frameskip, **kwargs)
+        env.reset()
+    return env
+
+
+def mujoco_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
+    """Make one MuJoCo environment that writes no log of its own: each would repeat the same notes about its model."""
+    import mujoco  # noqa: PLC0415  optional package
+
+    if hasattr(mujoco, "MjLogConfig"):  # since version 4
+        log = mujoco.MjLogConfig.get()
+        log.logto_file = log.logto_console = False
+        log.set()
+    return single_env(cfg, spec, render_mode)
 
 
 # ---- Atari -------------------------------------------------------------------------------------------------------
 
 
-def _atari_vector(cfg: Config, spec: gym.envs.registration.EnvSpec, num_envs: int) -> gym.vector.VectorEnv:
+def _atari_vector(cfg: Config, spec: EnvSpec, num_envs: int) -> gym.vector.VectorEnv:
     """Make the C++ implementation of the standard preprocessing, with the stickiness of the id.
 
     Frame skip with max-pooling over the last two frames, 84x84 gray, stacked frames, up to 30 no-ops and FIRE at
@@ -264,7 +532,7 @@ class NoopFireReset(gym.Wrapper):
         return obs, info
 
 
-def atari_env(cfg: Config, spec: gym.envs.registration.EnvSpec, render_mode: str | None, noop_max: int = 30) -> gym.Env:
+def atari_env(cfg: Config, spec: EnvSpec, render_mode: str | None, noop_max: int = 30) -> gym.Env:
     """Make one game from gymnasium's wrappers: the same observations as the C++ ones, and it can be rendered."""
     env = gym.make(spec.id, frameskip=1, render_mode=render_mode, disable_env_checker=True)
     env = NoopFireReset(env, noop_max)

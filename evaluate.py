@@ -1,26 +1,26 @@
 """Score a trained policy: `python evaluate.py --env PongNoFrameskip-v4` plays the run's best checkpoint.
 
-Environments play in parallel in this process; how many episodes each plays is fixed beforehand, so that short episodes
-are not counted more often than long ones. Prints the mean, the standard deviation and the length of the true returns.
-Exit status: 0, or 2 for bad input (one line).
+Environments play in parallel in this process. Prints the mean, the standard deviation and the length of the true
+returns. Exit status: 0, or 2 for bad input (one line), 1 when the environment failed.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import os
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 import checkpoint
 from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool, run_dir_of
 from envs import VectorEnv, find_spec, make_vector_env
-from model import ActorCritic, action_distribution, body_dtype, choose_device
-
-MAX_ENVS = 20
+from evaluator import MAX_ENVS, SEED_OFFSET, Player, play
+from model import body_dtype, choose_device, make_model
 
 
 def make_arguments() -> OneLineParser:
@@ -31,13 +31,14 @@ def make_arguments() -> OneLineParser:
     parser.add_argument("--experiment", default="", help="name of the run's folder; empty: the environment id")
     parser.add_argument("--checkpoint", default="best", help="best, latest, or a file [best, else latest]")
     parser.add_argument("--episodes", type=int, default=20, help="episodes to play [20]")
-    parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the environments and of sampling")
+    parser.add_argument("--seed", type=int, default=SEED_OFFSET, help="seed of the environments and of sampling")
     parser.add_argument("--deterministic", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
                         help="take the most likely action instead of sampling [False]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... [auto]")
     parser.add_argument("--render", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
                         help="show the game in a window, one environment [False]")
-    parser.add_argument("--record_video", type=Path, metavar="FILE.mp4", help="record one environment's true picture")
+    parser.add_argument("--record_video", type=Path, metavar="FILE", help="record one environment's true picture as "
+                        "FILE.mp4 or FILE.gif, and a contact sheet as FILE.png")
     return parser
 
 
@@ -59,79 +60,95 @@ def load_run(args: argparse.Namespace) -> tuple[Config, Path]:
     return dataclasses.replace(cfg, device=args.device, seed=args.seed), path
 
 
-class Player:
-    """A trained policy that turns observations of N environments into actions."""
-
-    def __init__(self, cfg: Config, path: Path, env: VectorEnv, *, deterministic: bool) -> None:
-        self.device = choose_device(cfg.device)
-        self.dtype = body_dtype(cfg, self.device, env.obs_space)
-        self.model = ActorCritic(cfg, env.obs_space, env.action_space)
-        state = checkpoint.load_checkpoint(path)
-        checkpoint.load_weights(self.model, state, path)
-        self.env_steps: int = state["env_steps"]
-        self.model.to(self.device).body_to(self.dtype)
-        self.deterministic = deterministic
-        self.rnn_states = torch.zeros(env.num_envs, self.model.core.state_size, device=self.device)
-
-    @torch.inference_mode()
-    def act(self, obs: dict[str, np.ndarray], new_episode: np.ndarray) -> np.ndarray:
-        """Choose actions for observations {name: [N, ...]}; agents in a new episode forget what they remember."""
-        self.rnn_states[torch.from_numpy(new_episode)] = 0.0
-        tensors = {name: torch.as_tensor(value, device=self.device) for name, value in obs.items()}
-        normalized = self.model.normalize(tensors, self.dtype)
-        parameters, _, self.rnn_states = self.model(normalized, self.rnn_states)
-        distribution = action_distribution(self.model.action_space, parameters)
-        actions = distribution.mode() if self.deterministic else distribution.sample()
-        return actions.cpu().numpy()
-
-
-def play(env: VectorEnv, player: Player, num_episodes: int, seed: int,
-         on_step: Callable[[VectorEnv], None] = lambda env: None) -> Iterator[tuple[float, int]]:
-    """Play episodes, as evenly spread over the environments as can be; yield each one's true return and length."""
-    obs = env.reset(seed)
-    returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)
-    left = num_episodes // env.num_envs + (np.arange(env.num_envs) < num_episodes % env.num_envs)
-    resetting = np.zeros(env.num_envs, bool)  # this step only resets; the observation before it was the last one
-    new_episode = np.ones(env.num_envs, bool)
-    while left.any():
-        obs, rewards, terminated, truncated = env.step(player.act(obs, new_episode))
-        on_step(env)
-        new_episode = resetting
-        returns += np.where(resetting, 0.0, rewards)
-        lengths += ~resetting
-        resetting = terminated | truncated
-        for i in np.flatnonzero(resetting):
-            if left[i]:
-                left[i] -= 1
-                yield float(returns[i]), int(lengths[i])
-            returns[i], lengths[i] = 0.0, 0
+def load_player(cfg: Config, path: Path, env: VectorEnv, *, deterministic: bool) -> tuple[Player, int]:
+    """Make the player of a checkpoint for environments that were reset, and tell the env_steps it was trained for."""
+    device = choose_device(cfg.device)
+    model = make_model(cfg, env.obs_space, env.action_space)
+    state = checkpoint.load_checkpoint(path)
+    checkpoint.load_weights(model, state, path)
+    dtype = body_dtype(cfg, device, env.obs_space)
+    player = Player(model.to(device).body_to(dtype).eval(), dtype, env.num_envs, deterministic=deterministic)
+    return player, state["env_steps"]
 
 
 class VideoWriter:
-    """Writes the pictures of an environment to an mp4 file."""
+    """Writes the pictures of an environment to an mp4 or GIF file, and a contact sheet of some of them beside it."""
+
+    SHEET_COLUMNS, SHEET_ROWS = 4, 4
+    MAX_GIF_FRAMES = 3000  # a GIF is kept in memory until it is written
 
     def __init__(self, path: Path, frames_per_sec: float) -> None:
+        if path.suffix not in (".mp4", ".gif"):
+            raise UserError(f"--record_video={path} cannot be written; choose a file that ends in .mp4 or .gif")
+        try:  # now rather than after hours of play
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        except OSError as error:
+            raise UserError(f"--record_video={path} cannot be written ({error.strerror}); choose another folder"
+                            ) from error
         self.path, self.frames_per_sec = path, frames_per_sec
-        self.writer = None
+        self.mp4: Any = None
+        self.gif: list[Image.Image] = []
+        self.sheet: list[np.ndarray] = []  # every `sheet_every`-th picture
+        self.sheet_every, self.num_frames = 1, 0
 
     def add(self, env: VectorEnv) -> None:
         """Append the current picture."""
-        import cv2  # noqa: PLC0415  slow to import
+        try:
+            picture = np.ascontiguousarray(env.render())
+        except NotImplementedError:
+            picture = np.zeros(0)
+        if picture.ndim != 3 or picture.shape[2] != 3:
+            raise UserError("--record_video: this environment does not draw itself (its render() gives no picture of "
+                            "height x width x 3)")
+        if not self.num_frames:
+            self._open(picture)
+        if self.mp4 is not None:
+            self.mp4.write(picture[:, :, ::-1])  # OpenCV wants BGR
+        elif self.num_frames < self.MAX_GIF_FRAMES:
+            self.gif.append(Image.fromarray(picture).quantize())
+        if self.num_frames % self.sheet_every == 0:
+            self.sheet.append(picture.copy())
+            if len(self.sheet) == 2 * self.SHEET_COLUMNS * self.SHEET_ROWS:
+                self.sheet, self.sheet_every = self.sheet[::2], 2 * self.sheet_every
+        self.num_frames += 1
 
-        picture = env.render()
-        if self.writer is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+    def _open(self, picture: np.ndarray) -> None:
+        if self.path.suffix == ".mp4":
+            import cv2  # noqa: PLC0415  slow to import
+
             size = (picture.shape[1], picture.shape[0])
-            self.writer = cv2.VideoWriter(str(self.path), cv2.VideoWriter_fourcc(*"mp4v"), self.frames_per_sec, size)
-            if not self.writer.isOpened():
-                raise UserError(f"--record_video={self.path} cannot be written; choose a file that ends in .mp4")
-        self.writer.write(cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+            self.mp4 = cv2.VideoWriter(str(self.path), cv2.VideoWriter_fourcc(*"mp4v"), self.frames_per_sec, size)
+            if not self.mp4.isOpened():
+                raise UserError(f"--record_video={self.path} cannot be written; choose another folder")
 
     def close(self) -> None:
-        """Finish the file."""
-        if self.writer is not None:
-            self.writer.release()
-            print(f"recorded {self.path}")
+        """Finish the files."""
+        if not self.num_frames:
+            self.path.unlink()
+            return
+        if self.mp4 is not None:
+            self.mp4.release()
+        else:
+            self.gif[0].save(self.path, save_all=True, append_images=self.gif[1:], loop=0,
+                             duration=round(1000 / self.frames_per_sec))
+        sheet = self.path.with_suffix(".png")
+        contact_sheet(self.sheet, self.SHEET_COLUMNS, self.SHEET_ROWS).save(sheet)
+        cut = f" (its first {self.MAX_GIF_FRAMES} frames)" if len(self.gif) == self.MAX_GIF_FRAMES else ""
+        print(f"recorded {self.path}{cut} and {sheet}")
+
+
+def contact_sheet(pictures: list[np.ndarray], columns: int, rows: int) -> Image.Image:
+    """Lay at most columns x rows pictures [H, W, 3], evenly chosen in time, side by side in reading order."""
+    chosen = np.unique(np.linspace(0, len(pictures) - 1, columns * rows).round().astype(int))
+    height, width = pictures[0].shape[:2]
+    gap = 4
+    rows = -(-len(chosen) // columns)
+    sheet = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), "white")
+    for place, index in enumerate(chosen):
+        corner = (place % columns * (width + gap), place // columns * (height + gap))
+        sheet.paste(Image.fromarray(pictures[index]), corner)
+    return sheet
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -146,17 +163,20 @@ def evaluate(args: argparse.Namespace) -> None:
     num_envs = 1 if watched else min(args.episodes, MAX_ENVS)
     torch.set_num_threads(1)  # several would wait for each other in each small operator
     torch.manual_seed(cfg.seed)
+    if args.record_video and "DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's default needs a display
     env = make_vector_env(cfg, num_envs, render_mode)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(env.close)
-        player = Player(cfg, path, env, deterministic=args.deterministic)
-        print(f"playing {path} ({player.env_steps:,} env_steps)")
-        on_step: Callable[[VectorEnv], None] = lambda env: None  # noqa: E731
+        env.reset(cfg.seed)  # before the player: only now is it known whether there is an action mask
+        player, env_steps = load_player(cfg, path, env, deterministic=args.deterministic)
+        print(f"playing {path} ({env_steps:,} env_steps)")
+        watch = {}
         if args.record_video:
-            video = VideoWriter(args.record_video, 60 / cfg.env_frameskip if cfg.env_frameskip > 1 else 30)
+            video = VideoWriter(args.record_video, env.frames_per_sec / cfg.env_frameskip)
             cleanup.callback(video.close)
-            on_step = video.add
-        episodes = list(play(env, player, args.episodes, cfg.seed, on_step))
+            watch = {"on_step": video.add}
+        episodes = list(play(env, player, args.episodes, cfg.seed, **watch))
     returns, lengths = np.array(episodes, dtype=np.float64).T
     print(f"{len(returns)} episodes: return {returns.mean():.2f} +- {returns.std():.2f} (standard deviation; "
           f"{returns.min():.2f} to {returns.max():.2f}), length {lengths.mean():.1f} +- {lengths.std():.1f} env_steps")

@@ -24,12 +24,13 @@ from torch import Tensor
 
 import checkpoint
 from config import Config
-from model import ActorCritic, action_distribution, body_dtype
-from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SLOT, STOP, Message, SharedBuffers, allocate
+from model import body_dtype, make_model
+from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SLOT, STOP, Message, SharedBuffers, allocate, num_bytes
 from vtrace import gae, vtrace
 
-# rows evaluated at once on a CPU: the activations of more would fall out of its cache
-CPU_ROWS_PER_PASS = 260
+# observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
+CPU_BYTES_PER_PASS = 7_400_000
+MAX_NORMALIZED_TARGET = 10.0  # deviations
 
 
 class Batch:
@@ -55,9 +56,11 @@ class Learner:
         self.cfg, self.buffers, self.device, self.report = cfg, buffers, device, report
         self.dtype = body_dtype(cfg, device, buffers.obs_space)
         self.obs_names = [f"obs/{name}" for name in buffers.obs_space]
+        bytes_per_step = num_bytes({name: buffers.specs[name] for name in self.obs_names}, 1) / (cfg.rollout + 1)
+        self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / bytes_per_step))
         self.num_threads = 1 if cfg.serial_mode or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads).map if self.num_threads > 1 else map
-        self.model = ActorCritic(cfg, buffers.obs_space, buffers.action_space).to(device)
+        self.model = make_model(cfg, buffers.obs_space, buffers.action_space).to(device)
         buffers.weights.refresh(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), cfg.learning_rate,
                                           (cfg.adam_beta1, cfg.adam_beta2), cfg.adam_eps)
@@ -211,57 +214,83 @@ class Learner:
         per part waits for no other within a pass. The operators' own threads meet in spinning barriers several times
         in each layer, and stand still there whenever one of them loses its core to another process.
         """
-        parts = list(self.map(self.evaluate, self.split_rows(data)))
-        parameters, values = (torch.cat(outputs).detach().requires_grad_() for outputs in zip(*parts, strict=True))
-        shape = data["rnn_states"].shape[:2]  # B, T+1
-        loss, stats = self.loss(parameters.unflatten(0, shape).transpose(0, 1), values.view(shape).T, data)
+        groups = self.sequences(data)
+        outputs = list(self.map(self.evaluate, [part for group in groups for part in self.split(group)]))
+        leaves = [tuple(output.detach().requires_grad_() for output in part) for part in outputs]
+        steps = [group["new_episode"].numel() for group in groups]
+        parameters, values = (join_groups(torch.cat(rows), steps, len(data["valid"]))
+                              for rows in zip(*leaves, strict=True))
+        loss, stats = self.loss(parameters.transpose(0, 1), values.T, data)
         loss.backward()
-        sizes = [len(part[1]) for part in parts]
-        grads = zip(parameters.grad.split(sizes), values.grad.split(sizes), strict=True)
-        list(self.map(torch.autograd.backward, parts, grads))
+        list(self.map(torch.autograd.backward, outputs, [tuple(leaf.grad for leaf in part) for part in leaves]))
         return stats
 
-    def split_rows(self, data: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Split trajectories [B, T+1, ...] into parts of about equally many rows, {obs and rnn_states: [R, ...]}."""
-        rows = {name: data[name].flatten(0, 1) for name in (*self.obs_names, "rnn_states")}
-        total = len(rows["rnn_states"])
+    def sequences(self, data: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Cut trajectories [B, T+1, ...] into the sequences [N, L, ...] that the core is unrolled over.
+
+        Every sequence begins with the hidden state stored when acting. A feed-forward policy has sequences of one step;
+        backpropagation through the whole rollout has the trajectories themselves; through R < T steps there are two
+        groups of sequences, of R steps, and of one step each for the bootstrap observations.
+        """
+        length = self.cfg.bptt_steps if self.model.state_size else 1
+        data = {name: data[name] for name in (*self.obs_names, "rnn_states", "new_episode")}
+        if length == 1:
+            return [{name: tensor.flatten(0, 1)[:, None] for name, tensor in data.items()}]
+        if length == self.cfg.rollout:
+            return [data]
+        return [{name: tensor[:, :-1].unflatten(1, (-1, length)).flatten(0, 1) for name, tensor in data.items()},
+                {name: tensor[:, -1:] for name, tensor in data.items()}]
+
+    def split(self, sequences: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Split sequences [N, L, ...] into parts of about equally many steps."""
+        num_sequences, total = len(sequences["new_episode"]), sequences["new_episode"].numel()
         num_parts = 1
         if self.device.type == "cpu":
-            num_parts = self.num_threads * math.ceil(total / (self.num_threads * CPU_ROWS_PER_PASS))
-        size = math.ceil(total / num_parts)
-        return [{name: value[start : start + size] for name, value in rows.items()} for start in range(0, total, size)]
+            num_parts = self.num_threads * math.ceil(total / (self.num_threads * self.steps_per_pass))
+        size = math.ceil(num_sequences / num_parts)
+        return [{name: tensor[start : start + size] for name, tensor in sequences.items()}
+                for start in range(0, num_sequences, size)]
 
-    def evaluate(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Evaluate the network on raw observations and hidden states [R, ...]: action parameters [R, D], values [R]."""
-        obs = {name.removeprefix("obs/"): rows[name] for name in self.obs_names}
+    def evaluate(self, part: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluate sequences [N, L, ...]: action parameters [N * L, D], values in units of the value head [N * L]."""
+        obs = {name.removeprefix("obs/"): part[name].flatten(0, 1) for name in self.obs_names}
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self.model(self.model.normalize(obs, self.dtype), rows["rnn_states"])[:2]
+            return self.model(self.model.normalize(obs, self.dtype), part["rnn_states"][:, 0], part["new_episode"])[:2]
 
     def loss(self, parameters: Tensor, values: Tensor, data: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the APPO loss of a minibatch, and statistics.
 
         Args:
-            parameters, values: what the network says of its observations, [T+1, B, D] and [T+1, B].
+            parameters, values: what the network says of its observations, [T+1, B, D] and [T+1, B]; the values in
+                units of the value head. V-trace works in units of the rewards, the value loss in those of the head.
             data: the trajectories, {name: [B, T(+1), ...]}.
         """
         cfg = self.cfg
         data = {name: tensor.transpose(0, 1) for name, tensor in data.items()}  # [T, B, ...] from here on
-        policy = action_distribution(self.buffers.action_space, parameters[:-1])
-        behavior_policy = action_distribution(self.buffers.action_space, data["action_parameters"])
+        returns = self.model.returns
+        policy = self.model.distribution(parameters[:-1])
+        behavior_policy = self.model.distribution(data["action_parameters"])
         log_ratios = policy.log_prob(data["actions"]) - data["log_probs"]
         valid = data["valid"]
         if cfg.with_vtrace:
             targets, advantages = vtrace(
-                log_ratios.detach().clamp(-20, 20), data["rewards"], values.detach(), data["terminated"],
-                data["truncated"], cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
+                log_ratios.detach().clamp(-20, 20), data["rewards"], returns.denormalize(values.detach()),
+                data["terminated"], data["truncated"], cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
         else:
             targets, advantages = data["targets"], data["advantages"]
+        if cfg.normalize_returns:  # before the targets are used, so that the first ones are not far outside
+            returns.update(targets, valid)
         kl = masked_mean(behavior_policy.kl(policy), valid)
         entropy = masked_mean(policy.entropy(), valid)
         exploration = entropy if cfg.exploration_loss == "entropy" else -masked_mean(
             policy.symmetric_kl_to_uniform().clamp(max=30), valid)
-        policy_term = ppo_policy_loss(log_ratios, normalize_advantages(advantages, valid), valid, cfg.ppo_clip_ratio)
-        value_term = clipped_value_loss(values[:-1], data["values"], targets, valid, cfg.ppo_clip_value)
+        normalized_advantages = normalize_advantages(advantages / returns.deviation, valid)
+        policy_term = ppo_policy_loss(log_ratios, normalized_advantages, valid, cfg.ppo_clip_ratio)
+        normalized_targets = returns.normalize(targets)
+        if cfg.normalize_returns:  # what is far outside the statistics would drown everything else
+            normalized_targets = normalized_targets.clamp(-MAX_NORMALIZED_TARGET, MAX_NORMALIZED_TARGET)
+        value_term = clipped_value_loss(values[:-1], returns.normalize(data["values"]), normalized_targets, valid,
+                                        cfg.ppo_clip_value)
         loss = (policy_term + cfg.value_loss_coeff * value_term - cfg.exploration_loss_coeff * exploration
                 + cfg.kl_loss_coeff * kl)
         with torch.no_grad():
@@ -271,8 +300,8 @@ class Learner:
                 "ratio_min": ratios.min(), "ratio_max": ratios.max(),
                 "advantage_mean": masked_mean(advantages, valid),
                 "advantage_std": masked_std(advantages, valid),
-                "value_mean": masked_mean(values[:-1], valid),
-                "explained_variance": explained_variance(values[:-1], targets, valid),
+                "value_mean": masked_mean(returns.denormalize(values[:-1]), valid),
+                "explained_variance": explained_variance(values[:-1], normalized_targets, valid),
             }
         return loss, {name: value.detach() for name, value in stats.items()}
 
@@ -282,7 +311,8 @@ class Learner:
 
         Only the last value of a trajectory was not predicted then; the current network does it here.
         """
-        last_values = self.evaluate({name: data[name][:, -1] for name in (*self.obs_names, "rnn_states")})[1]
+        last = {name: data[name][:, -1:] for name in (*self.obs_names, "rnn_states", "new_episode")}
+        last_values = self.model.returns.denormalize(self.evaluate(last)[1])
         values = torch.cat([data["values"], last_values[:, None]], 1)
         targets, advantages = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T,
                                   self.cfg.gamma, self.cfg.gae_lambda)
@@ -326,6 +356,11 @@ class Learner:
 
 
 # ---- pure functions ----------------------------------------------------------------------------------------------
+
+
+def join_groups(rows: Tensor, steps: list[int], num_trajectories: int) -> Tensor:
+    """Join the outputs of groups of sequences, [sum of steps, ...], group by group, into trajectories [B, T+1, ...]."""
+    return torch.cat([group.unflatten(0, (num_trajectories, -1)) for group in rows.split(steps)], 1)
 
 
 def masked_mean(x: Tensor, valid: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from config import Config
-from model import ActorCritic, action_distribution, body_dtype
+from model import body_dtype, make_model
 from shared_buffers import SPLIT, STOP, Message, SharedBuffers, take_all
 
 
@@ -22,7 +22,7 @@ class PolicyWorker:
     def __init__(self, cfg: Config, buffers: SharedBuffers, device: torch.device) -> None:
         self.cfg, self.buffers, self.device = cfg, buffers, device
         self.dtype = body_dtype(cfg, device, buffers.obs_space)
-        self.model = ActorCritic(cfg, buffers.obs_space, buffers.action_space).to(device).body_to(self.dtype)
+        self.model = make_model(cfg, buffers.obs_space, buffers.action_space).to(device).body_to(self.dtype).eval()
         self.version = buffers.weights.refresh(self.model)
         # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
         self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories.items()}
@@ -50,14 +50,15 @@ class PolicyWorker:
         row = slots * self.cfg.rollout + t
         obs = {name: self.rows[f"obs/{name}"][with_last].to(self.device) for name in self.obs_names}
         rnn_states = self.rows["rnn_states"][with_last].to(self.device)
+        new_episode = self.rows["new_episode"][with_last, None].to(self.device)
 
-        parameters, values, rnn_states = self.model(self.model.normalize(obs, self.dtype), rnn_states)
-        distribution = action_distribution(self.buffers.action_space, parameters)
+        parameters, values, rnn_states = self.model(self.model.normalize(obs, self.dtype), rnn_states, new_episode)
+        distribution = self.model.distribution(parameters)
         actions = distribution.sample()
         self.write("actions", row, actions)
         self.write("action_parameters", row, parameters)
         self.write("log_probs", row, distribution.log_prob(actions))
-        self.write("values", row, values)
+        self.write("values", row, self.model.returns.denormalize(values))
         self.write("policy_version", row, torch.full_like(row, self.version))
         self.write("rnn_states", with_last + 1, rnn_states)
         for split in splits:

@@ -40,6 +40,8 @@ class Records:
         self.num_episodes: int = earlier.get("num_episodes", 0)
         self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
         self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
+        self.evaluation: dict[str, float] = {}  # the one since the last row, if any
+        self.last_evaluation: dict[str, float] = earlier.get("evaluation") or {}
         self.last_saved = {SAVE_PERIODIC: time.monotonic(), SAVE_BEST: -math.inf, SAVE_MILESTONE: time.monotonic()}
         self.goal = cfg.train_for_env_steps
         self.train_sec = 0.0  # in earlier calls of train()
@@ -75,7 +77,10 @@ class Records:
         self.logger.handlers[0].handle(record)
 
     def add(self, kind: str, content: list[Any], env_steps: int) -> None:
-        """Take one report: ("episodes", [(return, length), ...]), ("trained", {...}) or ("saved", kind, name)."""
+        """Take one report of a component.
+
+        ("episodes", [(return, length), ...]), ("trained", {...}), ("evaluated", {...}) or ("saved", kind, name).
+        """
         if kind == "episodes":
             for episode_return, length in content[0]:
                 self.returns.append(episode_return)
@@ -87,6 +92,12 @@ class Records:
             self.lag_sum += content[0]["policy_lag_mean"]
             self.lag_max = max(self.lag_max, content[0]["policy_lag_max"])
             self.num_datasets += 1
+        elif kind == "evaluated":
+            if self.evaluation:  # each is in a row of its own
+                self._write_row(env_steps)
+            self.evaluation = self.last_evaluation = content[0]
+            self.log("evaluation at env_steps={eval_env_steps:,}: return {eval_return:.2f} +- {eval_return_std:.2f}, "
+                     "length {eval_length:.1f}".format(**content[0]))
         elif kind == "saved" and content[0] != SAVE_PERIODIC:
             self.log(f"saved {content[1]} at env_steps={env_steps:,}, mean return {self.mean_return:.2f}")
 
@@ -120,6 +131,11 @@ class Records:
         self.begun = None
         self.steps_trained += env_steps - self.steps_before_train
         self.steps_before_train = env_steps
+
+    def flush(self, env_steps: int) -> None:
+        """Write a row for an evaluation that ended after the training."""
+        if self.evaluation:
+            self._write_row(env_steps)
 
     def tick(self, env_steps: int, sgd_steps: int) -> list[int]:
         """Write a row if one is due; return the kinds of checkpoints that are due."""
@@ -162,15 +178,19 @@ class Records:
                     max(values) if name.endswith("_max") else min(values) if name.endswith("_min")
                     else sum(values) / len(values))
         row.setdefault("sgd_steps", self.latest["sgd_steps"])
+        row |= self.evaluation
         self.training.clear()
+        self.evaluation = {}
         if not self.cfg.serial_mode:
             row["memory_mb"] = self._measure_memory() / 1e6
         self.metrics.write(json.dumps(row) + "\n")
         for name, value in row.items():
             if value is not None:
-                self.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, env_steps)
+                step = row["eval_env_steps"] if name.startswith("eval_") else env_steps
+                self.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, step)
         self._write_summary(env_steps)
-        self._show_progress(row)
+        if self.begun is not None:
+            self._show_progress(row)
 
     def _measure_memory(self) -> int:
         """Return the bytes of memory of all processes of the run, shared pages counted once."""
@@ -195,6 +215,7 @@ class Records:
             "num_episodes": self.num_episodes,
             "mean_return": [self.mean_return if self.returns else None],
             "best_return": [self.best_return if math.isfinite(self.best_return) else None],
+            "evaluation": self.last_evaluation or None,
             "policy_lag_mean": self.lag_sum / max(self.num_datasets, 1), "policy_lag_max": self.lag_max,
             "first_sgd_step_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
         }
@@ -209,6 +230,8 @@ class Records:
         parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
         if row["mean_return"] is not None:
             parts.append(f"return {row['mean_return']:.2f}")
+        if self.last_evaluation:
+            parts.append(f"eval {self.last_evaluation['eval_return']:.2f}")
         if "policy_lag_mean" in row:
             parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
         parts.append(f"{format_duration(self.wall_sec)} gone, {format_duration(seconds_left)} left")
@@ -246,6 +269,8 @@ class Records:
 
 TENSORBOARD_GROUP = {
     "mean_return": "episode", "mean_length": "episode", "num_episodes": "episode",
+    "eval_return": "eval", "eval_return_std": "eval", "eval_length": "eval", "eval_env_steps": "eval",
+    "eval_sgd_steps": "eval",
     "fps": "speed", "wall_sec": "speed", "memory_mb": "speed", "env_steps": "speed", "env_frames": "speed",
     "policy_lag_mean": "lag", "policy_lag_max": "lag", "valid_fraction": "lag",
 }

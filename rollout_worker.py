@@ -14,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 
 from config import Config
-from envs import Observation, make_vector_env
+from envs import make_vector_env
+from flat_spaces import Observation
 from shared_buffers import PAUSE, RESUME, SLOT, SPLIT, STOP, SharedBuffers
 
 
@@ -30,6 +31,7 @@ class Split:
         self.needs_slots = True  # the next observation begins new trajectories
         self.last_states = np.zeros((cfg.envs_per_split, buffers.specs["rnn_states"].shape[1]), np.float32)
         self.resetting = np.zeros(cfg.envs_per_split, bool)  # the episode is over: the next step only resets
+        self.new_episode = np.ones(cfg.envs_per_split, bool)  # `obs` is an episode's first
         self.episode_return = np.zeros(cfg.envs_per_split)
         self.episode_length = np.zeros(cfg.envs_per_split, np.int64)
 
@@ -77,8 +79,7 @@ class RolloutWorker:
         rows["terminated"][slots, t] = terminated
         rows["truncated"][slots, t] = truncated
         rows["valid"][slots, t] = valid
-        rows["rnn_states"][slots[split.resetting], t[split.resetting] + 1] = 0.0  # the state of a new episode
-        split.obs = obs
+        split.obs, split.new_episode = obs, split.resetting
         self.store_observations(split, t + 1)
         self.count_episodes(split, rewards, terminated | truncated, valid)
         split.resetting = terminated | truncated
@@ -90,6 +91,7 @@ class RolloutWorker:
     def store_observations(self, split: Split, t: np.ndarray | int) -> None:
         for name, value in split.obs.items():
             self.rows[f"obs/{name}"][split.slots, t] = value
+        self.rows["new_episode"][split.slots, t] = split.new_episode
 
     def count_episodes(self, split: Split, rewards: np.ndarray, done: np.ndarray, valid: np.ndarray) -> None:
         """Add to the true returns and lengths (in env_steps) of the episodes; report those that ended."""

@@ -16,7 +16,8 @@ The protocol, as (kind, index) pairs:
     inboxes[worker]    learner           -> (SLOT, slot)        the slot is copied (or trained on) and free again
     inboxes[worker]    supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
     trajectories_done  supervisor        -> (SAVE, kind)        write a checkpoint when this message's turn comes
-    all three          supervisor        -> (STOP, 0)           leave run(); one for each reader
+    evaluations        supervisor        -> (EVALUATE, 0)       score the newest policy
+    all four           supervisor        -> (STOP, 0)           leave run(); one for each reader
 
 Each slot belongs to one rollout worker for good. So a free slot is a message in its owner's inbox like any other,
 the worker never blocks on one thing while it could do another, and no split can starve a split of another worker.
@@ -36,8 +37,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from config import Config, UserError
+from flat_spaces import num_action_parameters, num_columns
 
-SPLIT, SLOT, PAUSE, RESUME, SAVE, STOP = range(6)
+SPLIT, SLOT, PAUSE, RESUME, SAVE, EVALUATE, STOP = range(7)
 SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE = range(3)
 Message = tuple[int, int]
 
@@ -51,12 +53,9 @@ class Spec(NamedTuple):
 
 def trajectory_specs(
     cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space, state_size: int,
-    num_action_parameters: int,
 ) -> dict[str, Spec]:
     """List the tensors of a trajectory. Rows align as obs[t] -> actions[t] -> rewards[t] -> obs[t+1]."""
     T = cfg.rollout
-    action_shape = action_space.shape if isinstance(action_space, spaces.Box) else ()
-    action_dtype = torch.float32 if isinstance(action_space, spaces.Box) else torch.int64
     return {
         # written by the rollout worker
         **{f"obs/{name}": Spec((T + 1, *space.shape), obs_dtype(space)) for name, space in obs_space.items()},
@@ -64,19 +63,22 @@ def trajectory_specs(
         "terminated": Spec((T,), torch.bool),
         "truncated": Spec((T,), torch.bool),
         "valid": Spec((T,), torch.bool),  # False: the step that only reset the environment
+        "new_episode": Spec((T + 1,), torch.bool),  # obs[t] is an episode's first: the hidden state before it is 0
         # written by the policy worker
         "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the hidden state before obs[t] is seen
-        "actions": Spec((T, *action_shape), action_dtype),
-        "action_parameters": Spec((T, num_action_parameters), torch.float32),
+        "actions": Spec((T, num_columns(action_space)), torch.float32),
+        "action_parameters": Spec((T, num_action_parameters(action_space)), torch.float32),
         "log_probs": Spec((T,), torch.float32),
-        "values": Spec((T,), torch.float32),
+        "values": Spec((T,), torch.float32),  # in units of the scaled rewards
         "policy_version": Spec((T,), torch.int64),
     }
 
 
-def obs_dtype(space: spaces.Box) -> torch.dtype:
-    """Store images as they are and everything else as float32."""
-    return torch.uint8 if space.dtype == np.uint8 else torch.float32
+def obs_dtype(space: spaces.Space) -> torch.dtype:
+    """Store images of bytes and bits as uint8, indices as int64 and everything else as float32."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return torch.int64
+    return torch.uint8 if isinstance(space, spaces.MultiBinary) or space.dtype == np.uint8 else torch.float32
 
 
 def num_bytes(specs: dict[str, Spec], count: int) -> int:
@@ -155,8 +157,7 @@ class SharedBuffers:
                  device: torch.device, context: Any) -> None:
         """Allocate. `context` is a multiprocessing context, or None when everything runs in one process."""
         self.obs_space, self.action_space = obs_space, action_space
-        self.specs = trajectory_specs(cfg, obs_space, action_space, model.core.state_size,
-                                      model.policy_head.out_features)
+        self.specs = trajectory_specs(cfg, obs_space, action_space, model.state_size)
         self.num_slots = cfg.num_workers * cfg.slots_per_worker
         self.num_bytes = num_bytes(self.specs, self.num_slots)
         if context is not None:
@@ -167,6 +168,7 @@ class SharedBuffers:
         self.agent_t = torch.zeros(cfg.num_splits, cfg.envs_per_split, dtype=torch.int64).share_memory_()
         # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
         self.env_steps = torch.zeros(cfg.num_workers, dtype=torch.int64).share_memory_()
+        self.evaluation_steps = torch.zeros((), dtype=torch.int64).share_memory_()  # a sign of life of the evaluator
         # set once, by the supervisor: the learner leaves its dataset after at most one more SGD step
         self.stopping = torch.zeros((), dtype=torch.bool).share_memory_()
 
@@ -175,6 +177,7 @@ class SharedBuffers:
         self.inboxes = [make_queue() for _ in range(cfg.num_workers)]
         self.requests, self.requests_lock = make_queue(), make_lock()
         self.trajectories_done = make_queue()
+        self.evaluations = make_queue()
         self.weights = SharedWeights(model, device, make_lock())
 
     def worker_of_slot(self, slot: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from config import Config
-from envs import Observation
+from flat_spaces import Observation
 
 
 class CountingEnv:
@@ -36,7 +36,7 @@ class CountingEnv:
         self.on_step()
         resetting = self.done
         self.episode = self.episode + resetting
-        rewards = np.where(resetting, 0.0, reward_code(self.ids, self.episode, self.t, actions))
+        rewards = np.where(resetting, 0.0, reward_code(self.ids, self.episode, self.t, actions[:, 0]))
         self.t = np.where(resetting, 0, self.t + 1)
         ended = ~resetting & (self.t >= episode_length(self.ids, self.episode))
         truncated = ended & (self.episode % 3 == 2)

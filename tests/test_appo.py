@@ -19,7 +19,7 @@ import checkpoint
 from appo import APPO, configure, prepare_run_dir
 from config import UserError, make_config
 from learner import Learner
-from model import ActorCritic
+from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from shared_buffers import RESUME, SLOT, STOP, SharedBuffers
@@ -125,7 +125,7 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
     cfg = make_config({
         "env": "counting", "train_dir": str(tmp_path), "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8,
         "batch_size": 32, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (8,)})
-    model = ActorCritic(cfg, CountingEnv.obs_space, CountingEnv.action_space)
+    model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
     device = torch.device("cpu")
     buffers = SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, device, Threads)
     reports: list[dict[str, float]] = []
@@ -162,7 +162,7 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
 
 def test_without_a_learner_sampling_stops_when_all_slots_are_full() -> None:
     cfg = make_config({"env": "counting", "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32})
-    model = ActorCritic(cfg, CountingEnv.obs_space, CountingEnv.action_space)
+    model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
     device = torch.device("cpu")
     buffers = SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, device, None)
     worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_counting_env)

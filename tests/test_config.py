@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from config import Config, UserError, load_saved, make_config, make_parser
+from config import Config, UserError, find_function, load_saved, make_config, make_parser, reference
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
-NUMERIC = [name for name, field in FIELDS.items() if field.type in (int, float)]
+SIGNED = ["obs_subtract_mean"]
+NUMERIC = [name for name, field in FIELDS.items() if field.type in (int, float) and name not in SIGNED]
 FLOATS = [name for name, field in FIELDS.items() if field.type is float]
 CHOICES = [(name, choice) for name, field in FIELDS.items() for choice in field.metadata["choices"] or ()]
 
@@ -73,6 +74,12 @@ def test_fractions(text: str, value: float) -> None:
 ])
 def test_tuples(argv: list[str], value: tuple[int, ...]) -> None:
     assert make_config(parse(*argv)).encoder_mlp_layers == value
+
+
+def test_tuples_of_names() -> None:
+    assert make_config(parse("--normalize_input_keys", "pose", "camera/left")).normalize_input_keys == (
+        "pose", "camera/left")
+    assert make_config(parse()).normalize_input_keys == ()
 
 
 def test_only_what_was_given_is_returned() -> None:
@@ -147,6 +154,8 @@ def advice(text: str) -> list[list[str]]:
       "--num_batches_per_epoch=2"], ["async_rl", "batch_size", "num_batches_per_epoch", "num_envs_per_worker"]),
     (["--async_rl=False", "--num_workers=3", "--num_envs_per_worker=2", "--rollout=8", "--batch_size=8"],
      ["async_rl", "batch_size", "num_batches_per_epoch", "num_envs_per_worker"]),
+    (["--use_rnn", "--recurrence=12", "--rollout=32"], ["recurrence", "rollout"]),
+    (["--use_rnn", "--recurrence=64", "--rollout=32"], ["recurrence", "rollout"]),
 ])
 def test_impossible_combination_is_refused_with_advice_that_works(flags: list[str], named: list[str]) -> None:
     text = refusal(parse(*flags))
@@ -175,6 +184,12 @@ def test_negative_is_refused_naming_the_bound(name: str) -> None:
         make_config(one_each | {name: FIELDS[name].type(value)})
 
 
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_signed_number_may_be_negative_but_not_infinite(name: str) -> None:
+    assert getattr(make_config({name: -1.5}), name) == -1.5
+    assert f"--{name}=-inf must be finite" in refusal({name: -math.inf})
+
+
 @pytest.mark.parametrize("name", FLOATS)
 def test_nan_is_refused(name: str) -> None:
     assert f"--{name}=nan" in refusal({name: math.nan})
@@ -194,6 +209,52 @@ def test_zero_is_refused_where_it_means_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ["encoder_mlp_layers", "encoder_conv_mlp_layers"])
 def test_layer_sizes_are_positive_whole_numbers(name: str, layers: tuple) -> None:
     assert f"--{name}" in refusal({name: layers})
+
+
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"encoder": "my_encoder"}, ["--encoder=my_encoder", "module:function"]),
+    ({"core": "my_core"}, ["--core=my_core", "module:function"]),
+    ({"model": "my_model"}, ["--model=my_model", "module:function"]),
+    ({"model": "m:make", "encoder": "e:make"}, ["--model", "--encoder"]),
+    ({"model": "m:make", "core": "c:make"}, ["--model", "--core"]),
+    ({"core": "c:make", "use_rnn": True}, ["--core", "--use_rnn"]),
+    ({"res_w": 64}, ["--res_w", "--res_h"]), ({"res_h": 64}, ["--res_w", "--res_h"]),
+])
+def test_settings_of_the_network_that_do_not_fit_are_refused(settings: dict[str, Any], named: list[str]) -> None:
+    text = refusal(settings)
+    assert all(part in text for part in named), text
+
+
+@pytest.mark.parametrize(("settings", "steps"), [
+    ({"use_rnn": True}, 32), ({"use_rnn": True, "recurrence": 8}, 8), ({"core": "c:make"}, 32),
+    ({"model": "m:make", "recurrence": 16}, 16),
+])
+def test_a_memory_is_unrolled_over_the_rollout_or_recurrence(settings: dict[str, Any], steps: int) -> None:
+    assert make_config(settings).bptt_steps == steps
+
+
+# ---- functions by name ---------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_found_by_its_name() -> None:
+    assert reference(make_parser) == "config:make_parser"
+    assert find_function("encoder", "config:make_parser") is make_parser
+
+
+@pytest.mark.parametrize("function", [lambda: None, Config.save])
+def test_only_functions_at_the_top_level_of_a_file_have_a_name(function: Any) -> None:
+    with pytest.raises(UserError, match="top level of a file"):
+        reference(function)
+
+
+@pytest.mark.parametrize(("name", "hint"), [
+    ("no_such_module:make", "no module 'no_such_module'"), ("config:no_such_function", "no_such_function"),
+])
+def test_a_function_that_is_not_there_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(UserError) as refused:
+        find_function("encoder", name)
+    assert f"--encoder={name}" in one_line(refused)
+    assert hint in one_line(refused)
 
 
 @pytest.mark.parametrize(("name", "value", "kind"), [
@@ -255,7 +316,7 @@ def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPat
     default = Config()
     for name, field in FIELDS.items():
         value = getattr(default, name)
-        shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"
+        shown = (" ".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none"
         assert f"{field.metadata['help']} [{shown}]" in helps[name]
         assert all(choice in helps[name] for choice in field.metadata["choices"] or ())
 

@@ -9,6 +9,7 @@ from counting_env import CountingEnv, episode_length, reward_code
 
 import evaluate
 from appo import APPO
+from evaluator import play
 
 
 class ZeroPlayer:
@@ -21,12 +22,12 @@ class ZeroPlayer:
     def act(self, obs: dict[str, np.ndarray], new_episode: np.ndarray) -> np.ndarray:
         self.new_episode.append(new_episode.copy())
         self.t.append(obs["obs"][:, 2])
-        return np.zeros(len(new_episode), int)
+        return np.zeros((len(new_episode), 1), np.float32)
 
 
 def test_every_environment_plays_its_share_of_episodes_with_their_true_returns() -> None:
     player = ZeroPlayer()
-    episodes = list(evaluate.play(CountingEnv(3), player, 11, seed=5))
+    episodes = list(play(CountingEnv(3), player, 11, seed=5))
     expected = []
     for env, num_episodes in ((5, 4), (6, 4), (7, 3)):
         for episode in range(num_episodes):

@@ -27,7 +27,7 @@ from learner import (
     normalize_advantages,
     ppo_policy_loss,
 )
-from model import ActorCritic
+from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
 from shared_buffers import SLOT, SPLIT, STOP, SharedBuffers
 from vtrace import gae, vtrace
@@ -58,7 +58,7 @@ class Rig:
                     "encoder_mlp_layers": (16,)}
         self.cfg = Config(**defaults | settings)
         torch.manual_seed(self.cfg.seed)
-        model = ActorCritic(self.cfg, OBS_SPACE, action_space)
+        model = make_model(self.cfg, OBS_SPACE, action_space)
         state = checkpoint.load_checkpoint(resume_from) if resume_from else None
         if state is not None:
             model.load_state_dict(state["model"])
@@ -80,6 +80,7 @@ class Rig:
         self.buffers.agent_slot[:] = torch.tensor(slots).view_as(self.buffers.agent_slot)
         torch.manual_seed(seed)
         resetting = torch.zeros(len(slots), dtype=torch.bool)
+        data["new_episode"][slots, 0] = True
         for t in range(self.cfg.rollout):
             self.buffers.agent_t[:] = t
             self.policy_worker.serve([(SPLIT, split) for split in range(self.cfg.num_splits)])
@@ -87,6 +88,7 @@ class Rig:
             data["terminated"][slots, t] = ~resetting & (ends < end)
             data["truncated"][slots, t] = ~resetting & (end <= ends) & (ends < 2 * end)
             data["valid"][slots, t] = ~resetting
+            data["new_episode"][slots, t + 1] = resetting
             resetting = data["terminated"][slots, t] | data["truncated"][slots, t]
         for inbox in self.buffers.inboxes:
             drain(inbox)
@@ -128,15 +130,20 @@ def clone(data: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gradients(learner: Learner, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the gradient of every parameter that has one, and the statistics of a minibatch."""
+    """Return the gradient of every parameter that has one, and the statistics of a minibatch.
+
+    The learner is left as it was: a loss moves the running statistics of the returns.
+    """
     learner.optimizer.zero_grad(set_to_none=True)
+    before = clone(learner.model.returns.state_dict())
     stats = learner.backward(clone(data))
+    learner.model.returns.load_state_dict(before)
     return {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}, stats
 
 
 def evaluate(learner: Learner, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return action parameters [T+1, B, D] and values [T+1, B], with gradients."""
-    rows = {name: data[name].clone().flatten(0, 1) for name in ("obs/obs", "rnn_states")}
+    """Return action parameters [T+1, B, D] and values [T+1, B] in units of the value head, with gradients."""
+    rows = {name: data[name].clone().flatten(0, 1)[:, None] for name in ("obs/obs", "rnn_states", "new_episode")}
     parameters, values = learner.evaluate(rows)
     shape = data["rnn_states"].shape[:2]
     return parameters.unflatten(0, shape).transpose(0, 1), values.unflatten(0, shape).T
@@ -159,13 +166,14 @@ def test_ratio_is_1_at_zero_lag(action_space: spaces.Space) -> None:
     for seed in range(3):  # with the first weights, and after SGD steps that also moved the normalizer
         data = rig.minibatch(seed)
         assert torch.all(data["policy_version"] == rig.learner.sgd_steps)
-        stats = rig.learner.backward(clone(data))
+        _, stats = gradients(rig.learner, data)
         assert abs(stats["ratio_min"] - 1) < 1e-5
         assert abs(stats["ratio_max"] - 1) < 1e-5
         assert abs(stats["kl"]) < 1e-6
         parameters, values = evaluate(rig.learner, data)
         torch.testing.assert_close(parameters[:-1].transpose(0, 1), data["action_parameters"], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(values[:-1].T, data["values"], rtol=1e-5, atol=1e-5)
+        values = rig.learner.model.returns.denormalize(values[:-1].T)
+        torch.testing.assert_close(values, data["values"], rtol=1e-5, atol=1e-5)
         rig.learner.train(rig.batch(seed + 10))
     stats = rig.learner.backward(data)  # the same trajectories, now one dataset old
     assert stats["ratio_max"] - stats["ratio_min"] > 1e-3
@@ -191,7 +199,7 @@ def with_garbage(data: dict[str, Tensor], sign: float) -> dict[str, Tensor]:
             data[name][invalid] = sign * 1e30
     data["values"][no_bootstrap] = sign * 1e30
     data["obs/obs"][:, :-1][no_bootstrap] = sign * 1e4
-    if data["actions"].dtype == torch.int64:
+    if data["actions"].shape[-1] == 1:  # the discrete ones
         data["actions"][invalid] = 1 if sign > 0 else 2
     else:
         data["actions"][invalid] = sign * 1e9
@@ -230,7 +238,8 @@ def test_garbage_in_masked_rows_leaves_no_trace_in_a_trained_learner(with_vtrace
         batch.tensors = with_garbage(batch.tensors, sign)
         rig.learner.train(batch)
         trained.append(rig)
-    assert trained[0].learner.model.normalizers["obs"].count > 0
+    assert trained[0].learner.model.normalizers[0].count > 0
+    assert trained[0].learner.model.returns.count > 0
     assert_same(trained[0].learner.model.state_dict(), trained[1].learner.model.state_dict())
     assert_same(trained[0].trained(), trained[1].trained())
     assert all(math.isfinite(number) for number in trained[0].trained().values())
@@ -274,7 +283,7 @@ def test_the_normalizer_sees_valid_rows_only() -> None:
     data["obs/obs"][:, :-1][~data["valid"]] = torch.nan
     rig.learner.update_normalizers(data)
     rows = data["obs/obs"][:, :-1:4][data["valid"][:, ::4]]
-    normalizer = rig.learner.model.normalizers["obs"]
+    normalizer = rig.learner.model.normalizers[0]
     assert normalizer.count == len(rows)
     torch.testing.assert_close(normalizer.mean, rows.mean(0))
     torch.testing.assert_close(normalizer.var, rows.var(0, correction=0))
@@ -304,7 +313,7 @@ def test_samples_older_than_max_policy_lag_are_masked() -> None:
         assert summary["policy_lag_max"] == 3
         assert summary["sgd_steps"] == 11
         assert summary["env_steps_trained"] == 8 * TRAJECTORIES  # progress counts what was sampled
-        assert rig.learner.model.normalizers["obs"].count == TRAJECTORIES  # row 4; row 0 was too old
+        assert rig.learner.model.normalizers[0].count == TRAJECTORIES  # row 4; row 0 was too old
         trained.append(rig)
     assert_same(trained[0].learner.model.state_dict(), trained[1].learner.model.state_dict())
     assert_same(trained[0].trained(), trained[1].trained())
@@ -415,14 +424,14 @@ def test_the_loss_is_the_weighted_sum_of_its_terms() -> None:
 
 
 def test_gae_bootstraps_from_the_current_network_and_otherwise_from_the_values_predicted_when_acting() -> None:
-    rig = Rig(with_vtrace=False)
+    rig = Rig(with_vtrace=False, normalize_returns=False)
     data = rig.minibatch()
     with torch.no_grad():
         rig.learner.model.value_head.bias += 3.0  # the network has moved on since
         for name in ("targets", "advantages"):
             del data[name]
         last = rig.learner.model(rig.learner.model.normalize({"obs": data["obs/obs"][:, -1].clone()}, torch.float32),
-                                 data["rnn_states"][:, -1])[1]
+                                 data["rnn_states"][:, -1], data["new_episode"][:, -1:])[1]
     values = torch.cat([data["values"], last[:, None]], 1)
     expected = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T, 0.99, 0.95)
     untouched = clone(data)
@@ -444,34 +453,71 @@ def test_vtrace_on_policy_gives_the_loss_of_gae_targets() -> None:
 def test_vtrace_corrects_for_the_lag() -> None:
     rig = Rig()
     data = rig.minibatch()
-    on_policy = rig.learner.backward(clone(data))
+    _, on_policy = gradients(rig.learner, data)
     data["log_probs"] += 1.0  # the current policy finds these actions less likely than the acting one did
-    off_policy = rig.learner.backward(data)
+    _, off_policy = gradients(rig.learner, data)
     assert off_policy["ratio_min"] == pytest.approx(math.exp(-1), rel=1e-4)
     assert abs(off_policy["value_loss"] - on_policy["value_loss"]) > 1e-3
 
 
-def test_values_are_clipped_around_those_predicted_when_acting() -> None:
-    rig = Rig(ppo_clip_value=0.1)
+@pytest.mark.parametrize("normalize_returns", [True, False])
+def test_values_are_clipped_around_those_predicted_when_acting(normalize_returns: bool) -> None:
+    """V-trace works in units of the rewards, the value loss (and its clipping) in those of the value head."""
+    rig = Rig(ppo_clip_value=0.1, normalize_returns=normalize_returns)
+    rig.learner.train(rig.batch(1))  # moves the statistics of the returns
     data = rig.minibatch()
     data["values"] += 0.5
-    values = evaluate(rig.learner, data)[1]
+    values, valid = evaluate(rig.learner, data)[1].detach(), data["valid"].T
+    mean, std = (float(x) for x in (rig.learner.model.returns.mean, rig.learner.model.returns.deviation))
+    assert ((mean, std) != (0, 1)) == normalize_returns
     zeros = torch.zeros_like(values[:-1])
-    targets, _ = vtrace(zeros, data["rewards"].T, values, data["terminated"].T, data["truncated"].T, 0.99, 0.95, 1, 1)
-    expected = clipped_value_loss(values[:-1], data["values"].T, targets, data["valid"].T, 0.1)
-    torch.testing.assert_close(rig.learner.backward(data)["value_loss"], expected.detach(), rtol=1e-4, atol=1e-4)
-    assert expected > 1.01 * masked_mean((values[:-1] - targets).square(), data["valid"].T)
+    targets, _ = vtrace(zeros, data["rewards"].T, values * std + mean, data["terminated"].T, data["truncated"].T,
+                        0.99, 0.95, 1, 1)
+    stats = rig.learner.backward(data)
+    mean, std = (float(x) for x in (rig.learner.model.returns.mean, rig.learner.model.returns.deviation))
+    old_values, targets = ((x - mean) / std for x in (data["values"].T, targets))
+    expected = clipped_value_loss(values[:-1], old_values, targets, valid, 0.1)
+    torch.testing.assert_close(stats["value_loss"], expected, rtol=1e-4, atol=1e-4)
+    assert expected > 1.01 * masked_mean((values[:-1] - targets).square(), valid)
+
+
+def test_the_statistics_of_the_returns_are_those_of_all_valid_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(with_vtrace=False, num_batches_per_epoch=2)
+    sgd_step, seen = rig.learner.sgd_step, []
+    monkeypatch.setattr(rig.learner, "sgd_step", lambda data: seen.append(data["targets"][data["valid"]])
+                        or sgd_step(data))
+    for seed in range(2):
+        rig.learner.train(rig.batch(seed))
+    targets, returns = torch.cat(seen), rig.learner.model.returns
+    assert returns.count == len(targets)
+    torch.testing.assert_close(returns.mean, targets.mean(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(returns.var, targets.var(correction=0), rtol=1e-5, atol=1e-5)
+
+
+def test_the_size_of_the_rewards_does_not_change_what_is_learned() -> None:
+    """With values in units of the returns and normalized advantages all gradients are the same."""
+    losses = []
+    for scale in (1.0, 1000.0):
+        rig = Rig(with_vtrace=False)
+        data = rig.minibatch()
+        for name in ("targets", "advantages", "values", "rewards"):
+            data[name] *= scale
+        grads, stats = gradients(rig.learner, data)
+        losses.append((grads, {name: stats[name] for name in ("loss", "policy_loss", "value_loss")}))
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("learner_threads", [1, 2])
-def test_the_gradient_in_parts_is_the_gradient_at_once(learner_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_in_parts_is_the_gradient_at_once(learner_threads: int) -> None:
     rig = Rig(learner_threads=learner_threads)
     data = rig.minibatch()
+    before = clone(rig.learner.model.returns.state_dict())
     loss, _ = rig.learner.loss(*evaluate(rig.learner, data), data)
+    rig.learner.model.returns.load_state_dict(before)
     names, parameters = zip(*rig.learner.model.named_parameters(), strict=True)
     expected = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
     for size in (260, 7):
-        monkeypatch.setattr("learner.CPU_ROWS_PER_PASS", size)
+        rig.learner.steps_per_pass = size
         grads, stats = gradients(rig.learner, data)
         torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(stats["loss"], loss.detach())
@@ -621,7 +667,7 @@ def test_weights_are_published_after_every_sgd_step(monkeypatch: pytest.MonkeyPa
     for (_, before), (_, after) in itertools.pairwise(published):
         assert not torch.equal(before["value_head.weight"], after["value_head.weight"])
     # the normalizer moves once a dataset, with its last step: within one all samples are seen alike
-    counts = [float(state["normalizers.obs.count"]) for _, state in published]
+    counts = [float(state["normalizers.0.count"]) for _, state in published]
     assert counts[:5] == [0.0] * 5
     assert 0 < counts[5] == counts[10] < counts[11]
 

@@ -1,19 +1,26 @@
-"""Tests of `model.py`: action distributions, the running normalizer, encoders, initialization and precision."""
+"""Tests of `model.py`: normalizers of observations and returns, encoders, initialization, masks and precision."""
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.distributions import Categorical as TorchCategorical
-from torch.distributions import Distribution as TorchDistribution
-from torch.distributions import Independent, Normal, kl_divergence
 
-from config import Config
-from model import ActorCritic, Categorical, DiagonalGaussian, Distribution, ImageEncoder, RunningNormalizer
+from config import Config, UserError
+from model import (
+    ActorCritic,
+    FixedNormalizer,
+    ImageEncoder,
+    ReturnNormalizer,
+    RunningNormalizer,
+    expand,
+    expanded_space,
+    make_model,
+)
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
@@ -30,65 +37,6 @@ def one_torch_thread() -> Iterator[None]:
 
 def config(**settings: object) -> Config:
     return Config(env="test", num_workers=1, **settings)
-
-
-# ---- distributions -----------------------------------------------------------------------------------------------
-
-
-def distributions(kind: str, dtype: torch.dtype, seed: int) -> tuple[Distribution, TorchDistribution]:
-    """Make one of ours and the same of torch, [4, 3] of them, over 5 actions."""
-    generator = torch.Generator().manual_seed(seed)
-    parameters = 2 * torch.randn(4, 3, 5 if kind == "categorical" else 10, generator=generator, dtype=dtype)
-    if kind == "categorical":
-        return Categorical(parameters), TorchCategorical(logits=parameters)
-    mean, log_std = parameters.clamp(-4, 1.9).chunk(2, -1)
-    return DiagonalGaussian(parameters.clamp(-4, 1.9)), Independent(Normal(mean, log_std.exp()), 1)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("kind", ["categorical", "gaussian"])
-def test_distributions_agree_with_torch(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    ours, theirs = distributions(kind, dtype, 0)
-    other_ours, other_theirs = distributions(kind, dtype, 1)
-    torch.manual_seed(0)
-    actions = theirs.sample()
-    for actual, expected in [
-        (ours.log_prob(actions), theirs.log_prob(actions)),
-        (ours.entropy(), theirs.entropy()),
-        (ours.kl(other_ours), kl_divergence(theirs, other_theirs)),
-        (ours.kl(ours), torch.zeros(4, 3, dtype=dtype)),
-    ]:
-        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-def test_symmetric_kl_to_uniform_agrees_with_torch() -> None:
-    ours, theirs = distributions("categorical", torch.float64, 0)
-    uniform = TorchCategorical(logits=torch.zeros_like(theirs.logits))
-    expected = 0.5 * (kl_divergence(theirs, uniform) + kl_divergence(uniform, theirs))
-    torch.testing.assert_close(ours.symmetric_kl_to_uniform(), expected)
-
-
-def test_categorical_samples_as_often_as_it_says() -> None:
-    torch.manual_seed(0)
-    logits = torch.tensor([0.0, 1.0, -1.0, 2.0, -4.0, 0.5])
-    actions = Categorical(logits.expand(200_000, 6)).sample()
-    assert actions.dtype == torch.int64
-    expected = logits.softmax(0) * len(actions)
-    chi_square = ((actions.bincount(minlength=6) - expected).square() / expected).sum()
-    assert chi_square < 5 + 6 * math.sqrt(2 * 5)  # 5 degrees of freedom, 6 sigma
-    assert Categorical(logits).mode() == 3
-
-
-def test_gaussian_samples_have_its_mean_and_deviation() -> None:
-    torch.manual_seed(0)
-    mean, std = torch.tensor([1.0, -3.0]), torch.tensor([0.1, 2.0])
-    gaussian = DiagonalGaussian(torch.cat([mean, std.log()]).expand(100_000, 4))
-    samples = gaussian.sample()
-    assert samples.dtype == torch.float32
-    assert torch.all((samples.mean(0) - mean).abs() < 6 * std / math.sqrt(len(samples)))
-    assert torch.all((samples.std(0) / std - 1).abs() < 6 / math.sqrt(2 * len(samples)))
-    assert abs(float(torch.corrcoef(samples.T)[0, 1])) < 6 / math.sqrt(len(samples))
-    assert torch.equal(gaussian.mode()[0], mean)
 
 
 # ---- normalizer --------------------------------------------------------------------------------------------------
@@ -112,7 +60,7 @@ def statistics(rows: Tensor, unit: float) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("space", "unit"), [(IMAGE, 255.0), (VECTOR, 1.0)])
 def test_running_statistics_are_those_of_all_valid_rows(space: spaces.Box, unit: float) -> None:
-    normalizer = RunningNormalizer(space)
+    normalizer = RunningNormalizer(config(), space)
     seen = []
     for seed, count in enumerate((7, 50, 1, 33, 100)):
         rows = draw(space, count, seed)
@@ -135,7 +83,7 @@ def test_running_statistics_are_those_of_all_valid_rows(space: spaces.Box, unit:
 
 @pytest.mark.parametrize("space", [IMAGE, VECTOR])
 def test_invalid_rows_change_no_statistic(space: spaces.Box) -> None:
-    clean, dirty = RunningNormalizer(space), RunningNormalizer(space)
+    clean, dirty = RunningNormalizer(config(), space), RunningNormalizer(config(), space)
     rows = draw(space, 60, 0)
     valid = torch.arange(60) % 3 != 0
     garbage = rows.clone()
@@ -151,7 +99,7 @@ def test_invalid_rows_change_no_statistic(space: spaces.Box) -> None:
 @pytest.mark.parametrize("value", [0.1, 3.3, 33.3, 100.1, 1000.3])
 def test_an_element_far_from_zero_that_hardly_moves_stays_finite(value: float) -> None:
     """The variance must survive float32: a constant element gives 0, a slightly noisy one its own variance."""
-    normalizer = RunningNormalizer(VECTOR)
+    normalizer = RunningNormalizer(config(), VECTOR)
     noise = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 0.1
     for part in noise.split(250):
         rows = torch.stack([torch.full_like(part, value), value + part, part], 1)
@@ -163,7 +111,7 @@ def test_an_element_far_from_zero_that_hardly_moves_stays_finite(value: float) -
 
 
 def test_a_pixel_that_never_changed_does_not_blow_up_when_it_does() -> None:
-    normalizer = RunningNormalizer(IMAGE)
+    normalizer = RunningNormalizer(config(), IMAGE)
     normalizer.update(torch.full((10, 2, 4, 4), 128, dtype=torch.uint8), torch.ones(10, dtype=torch.bool))
     brighter = normalizer(torch.full((1, 2, 4, 4), 129, dtype=torch.uint8), torch.float32)
     expected = 1 / 255 / math.sqrt(normalizer.EPSILON)
@@ -172,7 +120,7 @@ def test_a_pixel_that_never_changed_does_not_blow_up_when_it_does() -> None:
 
 @pytest.mark.parametrize("space", [IMAGE, VECTOR])
 def test_a_row_is_normalized_alike_in_a_batch_of_any_size(space: spaces.Box) -> None:
-    normalizer = RunningNormalizer(space)
+    normalizer = RunningNormalizer(config(), space)
     rows = draw(space, 100, 0)
     normalizer.update(rows, torch.ones(100, dtype=torch.bool))
     whole = normalizer(rows, torch.float32)
@@ -184,7 +132,7 @@ def test_a_row_is_normalized_alike_in_a_batch_of_any_size(space: spaces.Box) -> 
 
 @pytest.mark.parametrize("space", [IMAGE, VECTOR])
 def test_normalizing_leaves_the_observations_as_they_are(space: spaces.Box) -> None:
-    normalizer = RunningNormalizer(space)
+    normalizer = RunningNormalizer(config(), space)
     rows = draw(space, 40, 3)
     original = rows.clone()
     normalizer.update(rows, torch.ones(40, dtype=torch.bool))
@@ -194,12 +142,100 @@ def test_normalizing_leaves_the_observations_as_they_are(space: spaces.Box) -> N
 
 def test_before_the_first_update_vectors_pass_as_they_are_and_images_as_if_uniform() -> None:
     vectors = torch.tensor([[0.5, -2.0, 9.0]])
-    torch.testing.assert_close(RunningNormalizer(VECTOR)(vectors, torch.float32), vectors.clamp(max=5.0), rtol=1e-4,
-                               atol=0)
+    normalized = RunningNormalizer(config(), VECTOR)(vectors, torch.float32)
+    torch.testing.assert_close(normalized, vectors.clamp(max=5.0), rtol=1e-4, atol=0)
     black_and_white = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 2, 4, 4)
-    normalized = RunningNormalizer(IMAGE)(black_and_white, torch.float32)
+    normalized = RunningNormalizer(config(), IMAGE)(black_and_white, torch.float32)
     torch.testing.assert_close(normalized[0], torch.full((2, 4, 4), -math.sqrt(3)), rtol=1e-3, atol=0)
     torch.testing.assert_close(normalized[1], torch.full((2, 4, 4), math.sqrt(3)), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("space", "unit"), [(IMAGE, 255.0), (VECTOR, 1.0)])
+def test_fixed_numbers_shift_and_scale_first(space: spaces.Box, unit: float) -> None:
+    rows = draw(space, 40, 0)
+    everything = torch.ones(40, dtype=torch.bool)
+    torch.testing.assert_close(FixedNormalizer(config(), space)(rows, torch.float32), rows.float() / unit)
+    cfg = config(obs_subtract_mean=100.0, obs_scale=50.0)
+    fixed = FixedNormalizer(cfg, space)
+    fixed.update(rows, everything)
+    scaled = (rows.float() - 100) / 50
+    torch.testing.assert_close(fixed(rows, torch.float32), scaled)
+    running, expected = RunningNormalizer(cfg, space), RunningNormalizer(config(), spaces.Box(-9, 9, space.shape))
+    running.update(rows, everything)
+    expected.update(scaled, everything)
+    torch.testing.assert_close(running.mean, expected.mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(running.var, expected.var, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(running(rows, torch.float32), expected(scaled, torch.float32), rtol=1e-3, atol=1e-3)
+
+
+def test_indices_become_one_hot_vectors() -> None:
+    assert expand(spaces.Discrete(3), torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    space = spaces.MultiDiscrete([2, 3])
+    assert expand(space, torch.tensor([[1, 0], [0, 2]])).tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
+    bits = torch.tensor([[1, 0, 1]], dtype=torch.uint8)
+    assert expand(spaces.MultiBinary(3), bits) is bits
+    assert [expanded_space(s).shape for s in (spaces.Discrete(3), space, spaces.MultiBinary(3), IMAGE, VECTOR)] == [
+        (3,), (5,), (3,), IMAGE.shape, VECTOR.shape]
+
+
+LEAVES = {"image": spaces.Box(0, 255, (36, 36, 1), np.uint8), "vector": VECTOR, "kind": spaces.Discrete(3),
+          "bits": spaces.MultiBinary(2)}
+
+
+@pytest.mark.parametrize(("settings", "running"), [
+    ({}, {"image", "vector"}), ({"normalize_input": False}, set()),
+    ({"normalize_input_keys": ("vector", "kind")}, {"vector", "kind"}),
+])
+def test_images_and_vectors_or_those_named_are_normalized(settings: dict[str, Any], running: set[str]) -> None:
+    model = make_model(config(**settings), LEAVES, spaces.Discrete(2))
+    kinds = zip(LEAVES, model.normalizers, strict=True)
+    assert {name for name, normalizer in kinds if isinstance(normalizer, RunningNormalizer)} == running
+    obs = {"image": draw(LEAVES["image"], 6, 0), "vector": draw(VECTOR, 6, 0), "kind": torch.arange(6) % 3,
+           "bits": torch.ones(6, 2, dtype=torch.uint8)}
+    model.update_normalizers(obs, torch.ones(6, dtype=torch.bool))
+    normalized = model.normalize(obs, torch.float32)
+    assert torch.equal(normalized["bits"], torch.ones(6, 2))
+    for name in running:
+        assert normalized[name].mean().abs() < 1e-4
+    parameters, values, _ = forward(model, obs)
+    assert parameters.shape == (6, 2)
+    assert values.shape == (6,)
+
+
+def test_an_observation_to_normalize_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match="no observation 'vectr'; there are image, vector"):
+        make_model(config(normalize_input_keys=("vectr",)), LEAVES, spaces.Discrete(2))
+
+
+# ---- returns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (1e4, 3e3), (-1e-4, 1e-5)])
+def test_statistics_of_returns_are_those_of_all_valid_ones(mean: float, deviation: float) -> None:
+    normalizer, seen = ReturnNormalizer(), []
+    generator = torch.Generator().manual_seed(0)
+    for count in (1, 50, 7, 200):
+        returns = mean + deviation * torch.randn(4, count, generator=generator)
+        valid = torch.rand(4, count, generator=generator) < 0.7
+        seen.append(returns[valid])
+        normalizer.update(torch.where(valid, returns, torch.nan), valid)
+        exact = torch.cat(seen).double()
+        torch.testing.assert_close(normalizer.mean.double(), exact.mean(), rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(normalizer.var.double(), exact.var(correction=0), rtol=1e-4, atol=0)
+        assert normalizer.count == len(exact)
+    normalizer.update(torch.full((3,), torch.nan), torch.zeros(3, dtype=torch.bool))
+    assert normalizer.count == len(exact)
+    normalized = normalizer.normalize(torch.cat(seen))
+    assert abs(float(normalized.mean())) < 1e-3
+    assert float(normalized.std()) == pytest.approx(1, abs=0.01)
+    torch.testing.assert_close(normalizer.denormalize(normalized), torch.cat(seen), rtol=1e-4, atol=1e-9)
+
+
+def test_equal_returns_stay_finite() -> None:
+    normalizer = ReturnNormalizer()
+    normalizer.update(torch.full((5,), 3.0), torch.ones(5, dtype=torch.bool))
+    assert normalizer.normalize(torch.full((5,), 3.0)).tolist() == [0.0] * 5
+    assert float(normalizer.denormalize(torch.zeros(()))) == 3.0
 
 
 # ---- network -----------------------------------------------------------------------------------------------------
@@ -219,11 +255,18 @@ def test_image_encoders_take_both_orders_of_axes(architecture: str, sizes: tuple
     assert not torch.allclose(features[0], features[1])
 
 
+def forward(model: ActorCritic, obs: dict[str, Tensor], dtype: torch.dtype = torch.float32
+            ) -> tuple[Tensor, Tensor, Tensor]:
+    """Evaluate observations [B, ...] as B sequences of one step, without a memory."""
+    count = len(next(iter(obs.values())))
+    return model(model.normalize(obs, dtype), torch.zeros(count, model.state_size), torch.ones(count, 1).bool())
+
+
 def test_several_named_observations_and_continuous_actions() -> None:
     obs_space = {"image": spaces.Box(0, 255, (36, 44, 1), np.uint8), "vector": VECTOR}
-    model = ActorCritic(config(initial_stddev=0.5), obs_space, spaces.Box(-1, 1, (2,)))
+    model = make_model(config(initial_stddev=0.5), obs_space, spaces.Box(-1, 1, (2,)))
     obs = {"image": draw(obs_space["image"], 6, 0), "vector": draw(VECTOR, 6, 0)}
-    parameters, values, rnn_states = model(model.normalize(obs, torch.float32), torch.zeros(6, 0))
+    parameters, values, rnn_states = forward(model, obs)
     assert parameters.shape == (6, 4)
     assert values.shape == (6,)
     assert rnn_states.shape == (6, 0)
@@ -234,10 +277,40 @@ def small_model(**settings: object) -> tuple[ActorCritic, dict[str, Tensor]]:
     """Make a network for small images and 6 actions, and 64 observations for it that it has seen."""
     torch.manual_seed(0)
     space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
-    model = ActorCritic(config(encoder_conv_mlp_layers=(64,), **settings), {"obs": space}, spaces.Discrete(6))
+    model = make_model(config(encoder_conv_mlp_layers=(64,), **settings), {"obs": space}, spaces.Discrete(6))
     obs = {"obs": draw(space, 64, 0)}
     model.update_normalizers(obs, torch.ones(64, dtype=torch.bool))
     return model, obs
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_deviation_depends_on_the_observation_only_when_adaptive(adaptive: bool) -> None:
+    model = make_model(config(adaptive_stddev=adaptive), {"obs": VECTOR}, spaces.Tuple((
+        spaces.Discrete(2), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(1))))
+    with torch.no_grad():
+        model.policy_head.weight.mul_(100)
+    obs = {"obs": draw(VECTOR, 6, 0)}
+    parameters, _, _ = forward(model, obs)
+    depends = [bool(column.unique().numel() > 1) for column in parameters.T]
+    assert depends == [True] * 4 + [adaptive] * 2 + [True]
+    parameters.sum().backward()
+    assert model.policy_head.bias.grad.all(), "they are learned all the same"
+
+
+def test_an_action_mask_forbids_choices_and_nothing_else() -> None:
+    action_space = spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2), spaces.Discrete(2)))
+    leaves = {"obs": VECTOR, "action_mask": spaces.MultiBinary(7)}
+    model = make_model(config(), leaves, action_space)
+    obs = {"obs": draw(VECTOR, 4, 0), "action_mask": torch.ones(4, 7, dtype=torch.uint8)}
+    free, values, _ = forward(model, obs)
+    obs["action_mask"][:] = torch.tensor([0, 1, 1, 0, 1, 1, 0])
+    masked, masked_values, _ = forward(model, obs)
+    assert torch.equal(values, masked_values), "the mask is no observation"
+    is_forbidden = torch.tensor([True, False, False, True, False, False, False, False, True])
+    assert torch.equal(masked[:, ~is_forbidden], free[:, ~is_forbidden])
+    actions = torch.stack([model.distribution(masked).sample() for _ in range(50)]).flatten(0, 1)
+    assert actions.shape == (200, 5)
+    assert [set(column.tolist()) for column in actions.T] == [{1}, {0, 2}, {0, 1}, {0, 1}, {0}]
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.5])
@@ -255,7 +328,7 @@ def test_initialization_is_orthogonal(gain: float) -> None:
 
 def test_the_first_policy_is_almost_uniform() -> None:
     model, obs = small_model()
-    parameters, values, _ = model(model.normalize(obs, torch.float32), torch.zeros(64, 0))
+    parameters, values, _ = forward(model, obs)
     probabilities = parameters.softmax(-1)
     assert probabilities.min() > 0.95 / 6
     assert probabilities.max() < 1.05 / 6
@@ -266,11 +339,11 @@ def test_a_bfloat16_body_gives_nearly_the_same_output() -> None:
     model, obs = small_model()
     with torch.no_grad():
         model.policy_head.weight.mul_(100)
-        exact, exact_values, _ = model(model.normalize(obs, torch.float32), torch.zeros(64, 0))
+        exact, exact_values, _ = forward(model, obs)
         model.body_to(torch.bfloat16)
-        parameters, values, _ = model(model.normalize(obs, torch.bfloat16), torch.zeros(64, 0))
+        parameters, values, _ = forward(model, obs, torch.bfloat16)
     body = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-    assert all((dtype == torch.bfloat16) == name.startswith("encoders") for name, dtype in body.items())
+    assert all((dtype == torch.bfloat16) == name.startswith("encoder.") for name, dtype in body.items())
     assert parameters.dtype == values.dtype == torch.float32
     for actual, expected in ((parameters, exact), (values, exact_values)):
         assert (actual - expected).abs().mean() < 0.02 * expected.abs().mean()

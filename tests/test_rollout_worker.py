@@ -11,7 +11,7 @@ import torch
 from counting_env import CountingEnv, episode_length, make_counting_env, reward_code
 
 from config import Config, make_config
-from model import ActorCritic
+from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from shared_buffers import PAUSE, RESUME, SLOT, SPLIT, STOP, SharedBuffers
@@ -33,7 +33,7 @@ def make_cfg(**settings: Any) -> Config:
 
 def make_buffers(cfg: Config) -> SharedBuffers:
     torch.manual_seed(0)
-    model = ActorCritic(cfg, CountingEnv.obs_space, CountingEnv.action_space)
+    model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
     return SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, torch.device("cpu"), Threads)
 
 
@@ -93,8 +93,9 @@ def check_one_environment(env: int, parts: list[dict[str, np.ndarray]]) -> None:
         for row in range(T):
             obs, next_obs = part["obs/obs"][row], part["obs/obs"][row + 1]
             assert tuple(obs) == (env, episode, t)
-            action = part["actions"][row]
-            assert 0 <= action < 5
+            assert part["new_episode"][row] == (t == 0)
+            (action,) = part["actions"][row]
+            assert action in range(5)
             assert part["valid"][row] == (not resetting)
             if resetting:
                 assert part["rewards"][row] == 0
@@ -108,20 +109,23 @@ def check_one_environment(env: int, parts: list[dict[str, np.ndarray]]) -> None:
                 assert part["terminated"][row] == (resetting and episode % 3 != 2)
                 assert part["truncated"][row] == (resetting and episode % 3 == 2)
             assert tuple(next_obs) == (env, episode, t)
+            assert part["new_episode"][row + 1] == (t == 0)
 
 
 @pytest.mark.parametrize("policy_workers", [1, 3])
 def test_actions_and_values_belong_to_the_observation_of_their_row(policy_workers: int) -> None:
-    cfg = make_cfg(policy_workers_per_policy=policy_workers)
+    # normalized values count as 0 until the learner has seen the first returns
+    cfg = make_cfg(policy_workers_per_policy=policy_workers, normalize_returns=False)
     trajectories, _ = collect(cfg, num_trajectories=48)
     torch.manual_seed(0)
-    model = ActorCritic(cfg, CountingEnv.obs_space, CountingEnv.action_space)
+    model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
     for part in trajectories:
         obs = {"obs": torch.from_numpy(part["obs/obs"][:-1])}
-        parameters, values, _ = model(model.normalize(obs, torch.float32), torch.zeros(T, 0))
+        parameters, values, _ = model(model.normalize(obs, torch.float32), torch.zeros(T, 0),
+                                      torch.from_numpy(part["new_episode"][:-1, None]))
         np.testing.assert_allclose(part["values"], values.detach().numpy(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(part["action_parameters"], parameters.detach().numpy(), rtol=1e-4, atol=1e-5)
-        log_probs = parameters.log_softmax(-1).gather(1, torch.from_numpy(part["actions"])[:, None]).squeeze(1)
+        log_probs = parameters.log_softmax(-1).gather(1, torch.from_numpy(part["actions"]).long()).squeeze(1)
         np.testing.assert_allclose(part["log_probs"], log_probs.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 

@@ -1,0 +1,230 @@
+"""Action distributions: one for each kind of choice, and `ActionDistribution`, which joins them for any action space.
+
+Each is made from parameters [..., D] that the network gives, works on actions [..., columns] float32 as laid out in
+`flat_spaces.py`, and has the same five methods. Log-probabilities, entropies and divergences are sums over the columns:
+given the observation the parts of an action are independent.
+
+A choice that an action mask forbids has the logit `FORBIDDEN`: its probability is 0 exactly, and it adds nothing to
+any sum. Read next: `model.py`.
+"""
+
+import math
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional as F
+
+from config import Config, UserError
+from flat_spaces import action_leaves, num_action_parameters, num_options
+
+FORBIDDEN = -1e9
+LOG_STD_RANGE = (-8.0, 5.0)  # at its ends the gradient vanishes
+
+
+def forbid(parameters: Tensor, mask: Tensor, maskable: Tensor) -> Tensor:
+    """Set the logits of forbidden choices.
+
+    Args:
+        parameters: of the distribution, [..., D] float32.
+        mask: [..., M] bool, one entry for each maskable parameter, False: forbidden.
+        maskable: [M] int64, which of the D parameters are logits of choices.
+    """
+    allowed = torch.ones_like(parameters, dtype=torch.bool)
+    allowed[..., maskable] = mask
+    return torch.where(allowed, parameters, FORBIDDEN)
+
+
+class Categorical:
+    """One choice between n options, from logits [..., n]; the action is its index, [..., 1]."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.log_probs = logits.log_softmax(-1)
+
+    def sample(self) -> Tensor:
+        """Draw indices by the Gumbel trick: argmax of log p + Gumbel noise."""
+        noise = torch.empty_like(self.log_probs).exponential_().clamp_min_(1e-30)  # 0 would win even when forbidden
+        noisy = self.log_probs - noise.log_()
+        return noisy.argmax(-1, keepdim=True).float()
+
+    def mode(self) -> Tensor:
+        return self.log_probs.argmax(-1, keepdim=True).float()
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, actions.long()).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+
+    def kl(self, other: "Categorical") -> Tensor:
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+    def symmetric_kl_to_uniform(self) -> Tensor:
+        """Return (KL(self || u) + KL(u || self)) / 2 for the uniform u over all options that are allowed."""
+        allowed = self.log_probs > FORBIDDEN / 2
+        uniform = 1.0 / allowed.sum(-1, keepdim=True)
+        terms = (self.log_probs.exp() - uniform) * (self.log_probs - uniform.log())
+        return 0.5 * torch.where(allowed, terms, 0.0).sum(-1)
+
+
+class Bernoulli:
+    """n independent bits, from logits [..., n]; the action is [..., n] of 0 and 1."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def sample(self) -> Tensor:
+        return torch.bernoulli(self.logits.sigmoid())
+
+    def mode(self) -> Tensor:
+        return (self.logits > 0).float()
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return -F.binary_cross_entropy_with_logits(self.logits, actions, reduction="none").sum(-1)
+
+    def entropy(self) -> Tensor:
+        return self._cross_entropy(self)
+
+    def kl(self, other: "Bernoulli") -> Tensor:
+        return self._cross_entropy(other) - self.entropy()
+
+    def _cross_entropy(self, other: "Bernoulli") -> Tensor:
+        p = self.logits.sigmoid()
+        return (p * F.softplus(-other.logits) + (1 - p) * F.softplus(other.logits)).sum(-1)
+
+    def symmetric_kl_to_uniform(self) -> Tensor:
+        """Return (KL(self || u) + KL(u || self)) / 2 for fair coins u: (p - 1/2) * logit / 2 for each bit."""
+        return 0.5 * ((self.logits.sigmoid() - 0.5) * self.logits).sum(-1)
+
+
+class DiagonalGaussian:
+    """n independent numbers, from their means and log standard deviations, [..., 2n]; the action is [..., n]."""
+
+    def __init__(self, parameters: Tensor) -> None:
+        self.mean, log_std = parameters.chunk(2, -1)
+        self.log_std = log_std.clamp(*LOG_STD_RANGE)
+
+    def sample(self) -> Tensor:
+        return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        z = (actions - self.mean) * (-self.log_std).exp()
+        return (-0.5 * (z.square() + math.log(2 * math.pi)) - self.log_std).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def kl(self, other: "DiagonalGaussian") -> Tensor:
+        scaled = (self.mean - other.mean) * (-other.log_std).exp()
+        ratio = (2 * (self.log_std - other.log_std)).exp()
+        return (0.5 * (ratio + scaled.square() - 1) + other.log_std - self.log_std).sum(-1)
+
+
+class SquashedGaussian(DiagonalGaussian):
+    """A Gaussian squashed into (-1, 1) by tanh. Actions are kept unsquashed: atanh would lose them near the bounds.
+
+    The environment gets tanh(action) (`flat_spaces.unflatten_actions`); the density is that of tanh(action). A KL
+    divergence does not change under an invertible map, so it is the Gaussians'.
+    """
+
+    # Gauss-Hermite quadrature: E f(N(0, 1)) = sum of weight * f(node)
+    NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
+    WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return super().log_prob(actions) - log_tanh_slope(actions).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Return the Gaussian's entropy + E log|d tanh(a) / da|, which has no closed form, by quadrature."""
+        nodes, weights = (torch.as_tensor(x, dtype=self.mean.dtype, device=self.mean.device)
+                          for x in (self.NODES, self.WEIGHTS))
+        points = self.mean[..., None] + self.log_std.exp()[..., None] * nodes
+        return super().entropy() + (log_tanh_slope(points) * weights).sum(-1).sum(-1)
+
+
+def log_tanh_slope(x: Tensor) -> Tensor:
+    """Return log(1 - tanh(x)^2), exact for any x."""
+    return 2 * (math.log(2) - x - F.softplus(-2 * x))
+
+
+Part = Categorical | Bernoulli | DiagonalGaussian
+
+
+class ActionDistribution:
+    """The distribution over any action space: its independent parts side by side.
+
+    Args:
+        space: the action space.
+        parameters: [..., num_action_parameters(space)] float32.
+        squash: squash Box actions with tanh instead of clipping them.
+    """
+
+    def __init__(self, space: spaces.Space, parameters: Tensor, *, squash: bool = False) -> None:
+        self.parts: list[Part] = []
+        self.columns: list[int] = []
+        begin = 0
+        for leaf in action_leaves(space).values():
+            size = num_action_parameters(leaf)
+            leaf_parameters = parameters[..., begin : begin + size]
+            begin += size
+            if isinstance(leaf, spaces.Box):
+                self._add((SquashedGaussian if squash else DiagonalGaussian)(leaf_parameters), size // 2)
+            elif isinstance(leaf, spaces.MultiBinary):
+                self._add(Bernoulli(leaf_parameters), size)
+            else:
+                for logits in leaf_parameters.split(num_options(leaf), -1):
+                    self._add(Categorical(logits), 1)
+
+    def _add(self, part: Part, columns: int) -> None:
+        self.parts.append(part)
+        self.columns.append(columns)
+
+    def sample(self) -> Tensor:
+        """Draw actions [..., columns] float32."""
+        return torch.cat([part.sample() for part in self.parts], -1)
+
+    def mode(self) -> Tensor:
+        """Return the most likely actions [..., columns] float32."""
+        return torch.cat([part.mode() for part in self.parts], -1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Return the log-probability (density) of actions [..., columns], [...]."""
+        columns = actions.split(self.columns, -1)
+        return sum_parts([part.log_prob(action) for part, action in zip(self.parts, columns, strict=True)])
+
+    def entropy(self) -> Tensor:
+        """Return the entropy, [...]."""
+        return sum_parts([part.entropy() for part in self.parts])
+
+    def kl(self, other: "ActionDistribution") -> Tensor:
+        """Return KL(self || other), [...]."""
+        return sum_parts([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)])
+
+    def symmetric_kl_to_uniform(self) -> Tensor:
+        """Return the mean of both KL divergences between this and the uniform distribution, [...]."""
+        return sum_parts([part.symmetric_kl_to_uniform() for part in self.parts])
+
+
+def sum_parts(terms: list[Tensor]) -> Tensor:
+    """Add tensors of one shape."""
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
+
+
+def check_action_space(cfg: Config, space: spaces.Space) -> None:
+    """Raise `UserError` when an action space has no distribution under these settings."""
+    boxes = [leaf for leaf in action_leaves(space).values() if isinstance(leaf, spaces.Box)]
+    if cfg.exploration_loss == "symmetric_kl" and boxes:
+        raise UserError("--exploration_loss=symmetric_kl needs discrete actions; use entropy")
+    for name in ("squash_actions", "adaptive_stddev"):
+        if getattr(cfg, name) and not boxes:
+            raise UserError(f"--{name} is for continuous actions, not for {space}; leave it off")
+    unbounded = [leaf for leaf in boxes if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all())]
+    if cfg.squash_actions and unbounded:
+        raise UserError(f"--squash_actions needs bounded actions, not {unbounded[0]}; leave it off")
+    low, high = (math.exp(end) for end in LOG_STD_RANGE)
+    if boxes and not low < cfg.initial_stddev < high:
+        raise UserError(f"--initial_stddev={cfg.initial_stddev} must lie between {low:.4f} and {high:.0f}")

@@ -1,0 +1,199 @@
+"""Any observation space as named arrays, any action space as one row of numbers.
+
+Dict and Tuple observations become a flat dict of *leaves*, named by their path ("camera/left", "1/0"; a plain space is
+called "obs"). A leaf is a space of one of these kinds, whatever its form in the environment:
+
+    Box of 3 axes      an image, CxHxW or HxWxC, uint8 or float (HxW uint8 becomes 1xHxW)
+    Box of 1 axis      a vector (a number and a float matrix are flattened)
+    Discrete, MultiDiscrete    numbers from 0 on, which the model turns into one-hot vectors
+    MultiBinary        zeros and ones; a text becomes the set of its words, each hashed into one of 64 bits
+
+Actions are rows of float32: an index for each choice (exact up to 2^24), 0 or 1 for each bit, a number for each
+continuous dimension; parts of Dict and Tuple spaces lie side by side. An *action mask* travels as the observation leaf
+"action_mask", one bit for each option of all Discrete and MultiDiscrete parts in that order.
+
+Used by `envs.py` (conversion), `model.py` and `distributions.py` (sizes), `shared_buffers.py` (storage).
+"""
+
+import functools
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from config import UserError
+
+ACTION_MASK = "action_mask"
+TEXT_BITS = 64
+MIN_IMAGE_AXES, MAX_IMAGE_AXES = 2, 3
+
+Observation = dict[str, np.ndarray]
+
+
+# ---- observations ------------------------------------------------------------------------------------------------
+
+
+def obs_leaves(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
+    """List the leaves of an observation space. Raises `UserError` naming the part that is not supported."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        leaves: dict[str, spaces.Space] = {}
+        for key, part in _parts(space):
+            _merge(leaves, obs_leaves(part, f"{path}/{key}" if path else key))
+        return leaves
+    return {path or "obs": _leaf(space, path or "obs")}
+
+
+def _merge(leaves: dict[str, spaces.Space], new: dict[str, spaces.Space]) -> None:
+    if leaves.keys() & new.keys():
+        raise UserError(f"two parts of a space have the path '{min(leaves.keys() & new.keys())}'; rename one of them")
+    leaves |= new
+
+
+def _parts(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[str, spaces.Space]]:
+    named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    return ((str(key), part) for key, part in named)
+
+
+def _leaf(space: spaces.Space, name: str) -> spaces.Space:
+    if _is_text(space):
+        return spaces.MultiBinary(TEXT_BITS)
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec.ravel())
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiBinary(int(np.prod(space.shape)))
+    if isinstance(space, spaces.Box) and len(space.shape) <= MAX_IMAGE_AXES and 0 not in space.shape:
+        is_uint8 = space.dtype == np.uint8
+        if len(space.shape) == MAX_IMAGE_AXES:
+            shape = space.shape
+        elif len(space.shape) == MIN_IMAGE_AXES and is_uint8:
+            shape = (1, *space.shape)
+        else:
+            shape, is_uint8 = (int(np.prod(space.shape)),), False
+        return spaces.Box(0, 255, shape, np.uint8) if is_uint8 else spaces.Box(-np.inf, np.inf, shape, np.float32)
+    raise UserError(f"observation '{name}' is {space}; supported are Box (numbers, vectors, images of 2 or 3 axes), "
+                    "Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these")
+
+
+def is_channels_last(shape: tuple[int, ...]) -> bool:
+    """Tell HxWxC from CxHxW: two equal axes are height and width, or else the smallest axis holds the channels."""
+    if (shape[0] == shape[1]) != (shape[1] == shape[2]):
+        return shape[0] == shape[1]
+    return shape[2] < shape[0]
+
+
+def _is_text(space: spaces.Space) -> bool:
+    return space.dtype is not None and space.dtype.kind == "U"
+
+
+def flatten_obs(space: spaces.Space, obs: Any, path: str = "") -> Observation:
+    """Turn a batch of N observations into a dict of leaves [N, ...]."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        values = [obs[key] for key in space.spaces] if isinstance(space, spaces.Dict) else obs
+        leaves: Observation = {}
+        for (key, part), value in zip(_parts(space), values, strict=True):
+            leaves |= flatten_obs(part, value, f"{path}/{key}" if path else key)
+        return leaves
+    return {path or "obs": _flatten_leaf(space, obs)}
+
+
+def _flatten_leaf(space: spaces.Space, obs: Any) -> np.ndarray:
+    if _is_text(space):
+        return np.stack([hash_words(text) for text in obs])
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(obs, np.int64) - space.start
+    if isinstance(space, spaces.MultiDiscrete):
+        return (np.asarray(obs, np.int64) - space.start).reshape(len(obs), -1)
+    if isinstance(space, spaces.MultiBinary):
+        return obs.reshape(len(obs), -1)
+    return obs.reshape(len(obs), *_leaf(space, "").shape) if len(space.shape) in (0, 2) else obs
+
+
+@functools.lru_cache(maxsize=10_000)
+def hash_words(text: str) -> np.ndarray:
+    """Return the set of a text's words as bits, [TEXT_BITS] int8; two words may share a bit."""
+    bits = np.zeros(TEXT_BITS, np.int8)
+    bits[[zlib.crc32(word.encode()) % TEXT_BITS for word in text.lower().split()]] = 1
+    return bits
+
+
+# ---- actions -----------------------------------------------------------------------------------------------------
+
+
+def action_leaves(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
+    """List the parts of an action space. Raises `UserError` naming the part that is not supported."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        leaves: dict[str, spaces.Space] = {}
+        for key, part in _parts(space):
+            _merge(leaves, action_leaves(part, f"{path}/{key}" if path else key))
+        return leaves
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) or (
+            isinstance(space, spaces.Box) and 0 not in space.shape):
+        return {path: space}
+    part = f"part '{path}' of the action space" if path else "the action space"
+    raise UserError(f"{part} is {space}; supported are Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple "
+                    "of these")
+
+
+def num_options(space: spaces.Space) -> list[int]:
+    """List the number of options of each choice in a Discrete or MultiDiscrete space; no choices in any other."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    return space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else []
+
+
+def num_columns(space: spaces.Space) -> int:
+    """Count the numbers of one action."""
+    return sum(int(np.prod(part.shape)) for part in action_leaves(space).values())
+
+
+def num_action_parameters(space: spaces.Space) -> int:
+    """Count the numbers that describe a distribution: logits; for a Box means and log standard deviations."""
+    return sum(sum(num_options(part)) or int(np.prod(part.shape)) * (2 if isinstance(part, spaces.Box) else 1)
+               for part in action_leaves(space).values())
+
+
+def mask_size(space: spaces.Space) -> int:
+    """Count the bits of an action mask."""
+    return sum(sum(num_options(part)) for part in action_leaves(space).values())
+
+
+def unflatten_actions(space: spaces.Space, actions: np.ndarray, *, squash: bool = False) -> Any:
+    """Turn rows [N, num_columns] float32 into a batch of actions of a space.
+
+    Choices are shifted to the space's start. A bounded continuous dimension is given in units of its range: -1 is its
+    low and +1 its high; what lies beyond is clipped, or with `squash` everything is squashed into it with tanh.
+    """
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts, begin = {}, 0
+        for key, part in _parts(space):
+            end = begin + num_columns(part)
+            parts[key] = unflatten_actions(part, actions[:, begin:end], squash=squash)
+            begin = end
+        if isinstance(space, spaces.Tuple):
+            return tuple(parts.values())
+        return dict(zip(space.spaces, parts.values(), strict=True))
+    actions = actions.reshape(len(actions), *space.shape)
+    if isinstance(space, spaces.Box):
+        return _to_bounds(space, np.tanh(actions) if squash else actions)
+    if isinstance(space, spaces.MultiBinary):
+        return actions.astype(space.dtype)
+    return actions.astype(space.dtype) + space.start
+
+
+def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
+    bounded = np.isfinite(space.low) & np.isfinite(space.high)
+    low, high = np.where(bounded, space.low, -1.0), np.where(bounded, space.high, 1.0)
+    scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
+    scaled = np.clip(np.where(bounded, scaled, actions), space.low, space.high)  # also against rounding
+    return (np.rint(scaled) if np.issubdtype(space.dtype, np.integer) else scaled).astype(space.dtype)
+
+
+def flatten_mask(mask: Any) -> np.ndarray:
+    """Join an action mask, an array or a (nested) tuple of arrays, into one row of bits."""
+    if isinstance(mask, (tuple, list)):
+        return np.concatenate([flatten_mask(part) for part in mask])
+    return np.ravel(np.asarray(mask)).astype(bool)

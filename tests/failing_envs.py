@@ -1,0 +1,211 @@
+"""Small environments that misbehave on purpose, to be named as `--env failing_envs:NanObservation`.
+
+Most do so in one place: the environment whose first reset was seeded with FAILING_SEED, in call number FAILING_STEP of
+step() and reset() since then. Other ones fail, or take their time, only in an evaluation.
+"""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from evaluator import SEED_OFFSET
+
+FAILING_SEED = 7
+FAILING_STEP = 6  # in the middle of an episode, after the reset that is step 4
+FAILING_RESET = 8
+EPISODE_LENGTH = 3
+
+
+class Steady(gym.Env):
+    """Counts its calls; every episode takes 3 steps and gives a reward of 1 in each."""
+
+    observation_space: spaces.Space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space: spaces.Space = spaces.Discrete(3)
+    first_seed, num_calls, t = -1, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is None:
+            self.num_calls += 1
+        else:
+            self.first_seed, self.num_calls = seed, 0
+        self.t = 0
+        return self.observe(), self.info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.num_calls += 1
+        self.t += 1
+        return self.observe(), self.reward(), self.t >= self.episode_length(), False, self.info()
+
+    def fails_in(self, call: int) -> bool:
+        return self.first_seed == FAILING_SEED and self.num_calls == call
+
+    def in_evaluation(self) -> bool:
+        return self.first_seed >= SEED_OFFSET
+
+    def observe(self) -> Any:
+        return np.full(2, self.t / EPISODE_LENGTH, np.float32)
+
+    def reward(self) -> float:
+        return 1.0
+
+    def episode_length(self) -> int:
+        return EPISODE_LENGTH
+
+    def info(self) -> dict[str, Any]:
+        return {}
+
+
+# ---- numbers that cannot be learned from -----------------------------------------------------------------------------
+
+
+class NanObservation(Steady):
+    def observe(self) -> np.ndarray:
+        return super().observe() * (math.nan if self.fails_in(FAILING_STEP) else 1)
+
+
+class InfinityInDict(Steady):
+    observation_space = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+                                     "body": spaces.Dict({"speed": Steady.observation_space})})
+
+    def observe(self) -> dict[str, Any]:
+        speed = np.array([0, math.inf if self.fails_in(FAILING_STEP) else 0], np.float32)
+        return {"camera": np.zeros((8, 8, 3), np.uint8), "body": {"speed": speed}}
+
+
+class NanAfterReset(Steady):
+    def observe(self) -> np.ndarray:
+        return super().observe() + (math.nan if self.fails_in(FAILING_RESET) else 0)
+
+
+class NanAtFirst(Steady):
+    def observe(self) -> np.ndarray:
+        return super().observe() + (math.nan if self.fails_in(0) else 0)
+
+
+class NanReward(Steady):
+    def reward(self) -> float:
+        return math.nan if self.fails_in(FAILING_STEP) else 1.0
+
+
+class InfiniteReward(Steady):
+    def reward(self) -> float:
+        return -math.inf if self.fails_in(FAILING_STEP) else 1.0
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+class StepRaises(Steady):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        if self.fails_in(FAILING_STEP):
+            raise ValueError("the wheel came off")
+        return result
+
+
+class ResetRaises(Steady):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(seed=seed)
+        if self.fails_in(FAILING_RESET):
+            raise KeyError("no more levels")
+        return result
+
+
+# ---- masks and spaces ------------------------------------------------------------------------------------------------
+
+
+class NothingAllowed(Steady):
+    """Gives a mask with the info that at last forbids everything."""
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.full(3, not self.fails_in(FAILING_STEP), np.int8)}
+
+
+class NothingAllowedInObservation(Steady):
+    """Gives a mask for two choices with the observation, that at last forbids all options of the second."""
+
+    observation_space = spaces.Dict({"obs": Steady.observation_space, "action_mask": spaces.MultiBinary(5)})
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def observe(self) -> dict[str, Any]:
+        mask = np.ones(5, np.int8)
+        mask[3:] = not self.fails_in(FAILING_STEP)
+        return {"obs": super().observe(), "action_mask": mask}
+
+
+class ShortMask(Steady):
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.ones(2, np.int8)}
+
+
+class MaskOfNoChoices(Steady):
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.ones(2, np.int8)}
+
+
+class GraphInDict(Steady):
+    observation_space = spaces.Dict({"map": spaces.Graph(spaces.Box(0, 1, (2,)), None)})
+
+
+class SequenceOfActions(Steady):
+    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2))))
+
+
+# ---- evaluations -----------------------------------------------------------------------------------------------------
+
+
+class ActionIsReward(Steady):
+    """Rewards an action with its number, so that a return tells what was played."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, _, *rest = super().step(action)
+        return obs, float(action), *rest
+
+
+class FailsInEvaluation(Steady):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.in_evaluation():
+            raise ValueError("not in the test, please")
+        return super().step(action)
+
+
+class EndlessEvaluation(Steady):
+    """Has short episodes in training and endless ones of slow steps in an evaluation."""
+
+    def episode_length(self) -> int:
+        if self.in_evaluation():
+            time.sleep(0.02)
+            return 10**9
+        return EPISODE_LENGTH
+
+
+class GatedEvaluation(Steady):
+    """Waits in an evaluation's steps until a file is there; makes another one, beside it, to tell that it waits."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+
+    def episode_length(self) -> int:
+        while self.in_evaluation() and not self.gate.exists():
+            self.gate.with_suffix(".waiting").touch()
+            time.sleep(0.01)
+        return EPISODE_LENGTH
+
+
+# ---- functions that make environments --------------------------------------------------------------------------------
+
+
+def make_steady() -> Steady:
+    """Make an environment as a user's function does."""
+    return Steady()
+
+
+not_callable = 5

@@ -1,0 +1,345 @@
+"""Tests of `distributions.py` against torch.distributions, for each kind of choice, any action space and masks."""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.distributions import Bernoulli as TorchBernoulli
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Distribution, Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
+
+from config import UserError, make_config
+from distributions import (
+    FORBIDDEN,
+    LOG_STD_RANGE,
+    ActionDistribution,
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    SquashedGaussian,
+    check_action_space,
+    forbid,
+    log_tanh_slope,
+)
+from flat_spaces import num_action_parameters, num_columns
+
+SPACES = {
+    "discrete": spaces.Discrete(5, start=2),
+    "multi_discrete": spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    "multi_binary": spaces.MultiBinary((2, 2)),
+    "box": spaces.Box(-1, 2, (3,)),
+    "nested": spaces.Dict(
+        arm=spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.MultiBinary(3))), hand=spaces.MultiDiscrete([2, 4]),
+        leg=spaces.Discrete(3), view=spaces.Dict(tilt=spaces.Box(-1, 1, (1, 2)))),
+}
+CASES = [(name, False) for name in SPACES] + [("box", True), ("nested", True)]
+DISCRETE = ("discrete", "multi_discrete", "multi_binary")
+KINDS = {"discrete": Categorical, "multi_binary": Bernoulli, "box": DiagonalGaussian}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Use one thread: on tiny tensors a second one only waits, badly so on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def plain_parts(space: spaces.Space) -> list[spaces.Space]:
+    """List the parts of a space, those of a Dict in its order."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [leaf for part in parts for leaf in plain_parts(part)]
+    return [space]
+
+
+def torch_parts(space: spaces.Space, parameters: Tensor) -> list[tuple[Distribution, int]]:
+    """Make the parts of a distribution with torch, unsquashed, and the number of columns of each."""
+    parts: list[tuple[Distribution, int]] = []
+    begin = 0
+    for leaf in plain_parts(space):
+        count = math.prod(leaf.shape)
+        if isinstance(leaf, spaces.Box):
+            mean, log_std = parameters[..., begin : begin + 2 * count].split(count, -1)
+            parts.append((Independent(Normal(mean, log_std.exp()), 1), count))
+            begin += 2 * count
+        elif isinstance(leaf, spaces.MultiBinary):
+            parts.append((Independent(TorchBernoulli(logits=parameters[..., begin : begin + count]), 1), count))
+            begin += count
+        else:
+            for n in [leaf.n] if isinstance(leaf, spaces.Discrete) else leaf.nvec.ravel():
+                parts.append((TorchCategorical(logits=parameters[..., begin : begin + n]), 1))
+                begin += n
+    assert begin == parameters.shape[-1]
+    return parts
+
+
+def torch_log_prob(parts: list[tuple[Distribution, int]], actions: Tensor, squash: bool) -> Tensor:
+    total = torch.zeros(actions.shape[:-1], dtype=torch.float64)
+    for (part, _), action in zip(parts, actions.split([count for _, count in parts], -1), strict=True):
+        if isinstance(part, TorchCategorical):
+            total += part.log_prob(action.squeeze(-1))
+        elif squash and isinstance(part.base_dist, Normal):
+            total += TransformedDistribution(part, [TanhTransform()]).log_prob(action.tanh())
+        else:
+            total += part.log_prob(action)
+    return total
+
+
+def draw_parameters(space: spaces.Space, seed: int, dtype: torch.dtype) -> Tensor:
+    """Draw parameters [4, 3, D] between -2 and 1, where a squashed sample can still be told from the bound."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters = torch.randn(4, 3, num_action_parameters(space), generator=generator, dtype=torch.float64)
+    return parameters.clamp(-2, 1).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 2e-5)])
+@pytest.mark.parametrize(("name", "squash"), CASES)
+def test_distributions_agree_with_torch(name: str, squash: bool, dtype: torch.dtype, tolerance: float) -> None:
+    space = SPACES[name]
+    parameters, other_parameters = (draw_parameters(space, seed, dtype) for seed in (0, 1))
+    ours, other = (ActionDistribution(space, p, squash=squash) for p in (parameters, other_parameters))
+    theirs, other_theirs = (torch_parts(space, p.double()) for p in (parameters, other_parameters))
+    torch.manual_seed(0)
+    actions = ours.sample()
+    assert actions.shape == (4, 3, num_columns(space))
+    kl = sum(kl_divergence(p, q) for (p, _), (q, _) in zip(theirs, other_theirs, strict=True))
+    compared = [(ours.log_prob(actions), torch_log_prob(theirs, actions.double(), squash)),
+                (ours.kl(other), kl), (ours.kl(ours), torch.zeros(4, 3))]
+    if not squash:
+        compared.append((ours.entropy(), sum(part.entropy() for part, _ in theirs)))
+    for actual, expected in compared:
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, expected.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_distribution_of_a_plain_space_is_its_only_part(name: str) -> None:
+    distribution = ActionDistribution(SPACES[name], draw_parameters(SPACES[name], 0, torch.float32))
+    assert [type(part) for part in distribution.parts] == [KINDS[name]]
+    assert torch.equal(distribution.entropy(), distribution.parts[0].entropy())
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_symmetric_kl_to_uniform_agrees_with_torch(name: str) -> None:
+    parameters = draw_parameters(SPACES[name], 0, torch.float64)
+    expected = 0.0
+    for part, uniform in zip(*(torch_parts(SPACES[name], p) for p in (parameters, torch.zeros_like(parameters))),
+                             strict=True):
+        expected += 0.5 * (kl_divergence(part[0], uniform[0]) + kl_divergence(uniform[0], part[0]))
+    torch.testing.assert_close(ActionDistribution(SPACES[name], parameters).symmetric_kl_to_uniform(), expected)
+
+
+# ---- squashed Gaussians ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mean", "std", "tolerance"), [
+    (0.0, 0.1, 1e-6), (0.5, 0.5, 1e-6), (-1.0, 1.0, 1e-3), (3.0, 1.0, 1e-3), (0.0, 3.0, 0.02), (-8.0, 7.0, 0.1),
+    (20.0, 0.5, 1e-6),
+])
+def test_squashed_entropy_is_that_of_a_fine_integral(mean: float, std: float, tolerance: float) -> None:
+    """-E log p(tanh(a)), summed over a grid of a; large deviations, whose entropy is far below 0, less exactly."""
+    parameters = torch.tensor([mean, math.log(std)], dtype=torch.float64)
+    squashed = SquashedGaussian(parameters)
+    grid = torch.linspace(-12, 12, 200_001, dtype=torch.float64)[:, None]
+    weights = torch.exp(-0.5 * grid[:, 0].square())
+    log_probs = SquashedGaussian(parameters.expand(len(grid), 2)).log_prob(mean + std * grid)
+    expected = -(log_probs * weights).sum() / weights.sum()
+    assert float(squashed.entropy()) == pytest.approx(float(expected), abs=tolerance * max(1, abs(float(expected))))
+
+
+def test_the_squashed_density_is_that_of_what_the_environment_gets() -> None:
+    torch.manual_seed(0)
+    count = 200_000
+    parameters = torch.tensor([0.4, math.log(0.8)], dtype=torch.float64)
+    seen = SquashedGaussian(parameters.expand(count, 2)).sample().tanh().squeeze(1)
+    edges = torch.linspace(-0.95, 0.95, 11, dtype=torch.float64)
+    for low, high in itertools.pairwise(edges):
+        points = low + (high - low) * (torch.arange(200, dtype=torch.float64) + 0.5) / 200
+        density = SquashedGaussian(parameters.expand(200, 2)).log_prob(points.atanh()[:, None]).exp()
+        share = float(density.mean() * (high - low))
+        fraction = float(((seen >= low) & (seen < high)).double().mean())
+        assert abs(fraction - share) < 6 * math.sqrt(share / count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log_tanh_slope_is_finite_far_from_zero(dtype: torch.dtype) -> None:
+    x = torch.tensor([-1e4, -30.0, -2.0, 0.0, 1e-3, 2.0, 30.0, 1e4], dtype=dtype, requires_grad=True)
+    slope = log_tanh_slope(x)
+    near = x.detach().abs() <= 2
+    torch.testing.assert_close(slope[near], (1 - x[near].tanh().square()).log(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(slope[~near], 2 * math.log(2) - 2 * x[~near].abs())
+    slope.sum().backward()
+    torch.testing.assert_close(x.grad, -2 * x.detach().tanh())
+
+
+# ---- samples -----------------------------------------------------------------------------------------------------
+
+
+def chi_square(column: Tensor, probabilities: Tensor) -> float:
+    """Return the statistic of how often 0, 1, ... were drawn, in deviations above its mean."""
+    expected = probabilities * len(column)
+    counts = column.long().bincount(minlength=len(probabilities))
+    freedom = len(probabilities) - 1
+    return float((((counts - expected).square() / expected).sum() - freedom) / math.sqrt(2 * freedom))
+
+
+def test_samples_are_as_frequent_as_their_probabilities() -> None:
+    torch.manual_seed(0)
+    space = spaces.Dict(a=spaces.Discrete(6, start=3), b=spaces.MultiDiscrete([2, 4]), c=spaces.MultiBinary(2),
+                        d=spaces.Box(-1, 1, (2,)))
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0, -4.0, 0.5, 0.3, -0.2, 1.0, 0.0, -2.0, 0.1, -1.5, 0.4])
+    mean, std = torch.tensor([1.0, -3.0]), torch.tensor([0.1, 2.0])
+    count = 200_000
+    distribution = ActionDistribution(space, torch.cat([logits, mean, std.log()]).expand(count, 18))
+    actions = distribution.sample()
+    assert actions.dtype == torch.float32
+    assert actions.shape == (count, 7)
+    for column, (begin, end) in zip(actions.T, [(0, 6), (6, 8), (8, 12)], strict=False):
+        assert chi_square(column, logits[begin:end].softmax(0)) < 6
+    for column, logit in zip(actions.T[3:5], logits[12:], strict=True):
+        assert chi_square(column, torch.stack([-logit, logit]).sigmoid()) < 6
+    samples = actions[:, 5:]
+    assert torch.all((samples.mean(0) - mean).abs() < 6 * std / math.sqrt(count))
+    assert torch.all((samples.std(0) / std - 1).abs() < 6 / math.sqrt(2 * count))
+    correlations = torch.corrcoef(actions.T) - torch.eye(7)
+    assert correlations.abs().max() < 6 / math.sqrt(count), "the parts are independent"
+    assert distribution.mode()[0].tolist() == [3, 0, 0, 0, 1, 1, -3]
+
+
+@pytest.mark.parametrize(("name", "squash"), CASES)
+def test_no_action_of_a_choice_is_likelier_than_the_mode(name: str, squash: bool) -> None:
+    distribution = ActionDistribution(SPACES[name], draw_parameters(SPACES[name], 0, torch.float32), squash=False)
+    torch.manual_seed(0)
+    mode = distribution.mode()
+    best = distribution.log_prob(mode)
+    assert all(torch.all(distribution.log_prob(distribution.sample()) <= best + 1e-5) for _ in range(100))
+    squashed = ActionDistribution(SPACES[name], draw_parameters(SPACES[name], 0, torch.float32), squash=squash)
+    assert torch.equal(squashed.mode(), mode), "a squashed Gaussian's is the squashed mean"
+
+
+def test_log_stds_are_clamped() -> None:
+    extreme, bound = (DiagonalGaussian(torch.tensor([0.5, -0.5, *log_stds]))
+                      for log_stds in ((-1e30, 1e30), LOG_STD_RANGE))
+    assert torch.equal(extreme.entropy(), bound.entropy())
+    assert torch.equal(extreme.log_prob(torch.zeros(2)), bound.log_prob(torch.zeros(2)))
+
+
+# ---- masks -------------------------------------------------------------------------------------------------------
+
+
+MASKED = spaces.Tuple((spaces.MultiBinary(2), spaces.MultiDiscrete([3, 4]), spaces.Box(-1, 1, (1,)),
+                       spaces.Discrete(2)))
+MASKABLE = torch.tensor([2, 3, 4, 5, 6, 7, 8, 11, 12])
+MASK = torch.tensor([True, False, True, False, True, True, False, False, True])
+REDUCED = spaces.Tuple((spaces.MultiBinary(2), spaces.MultiDiscrete([2, 2]), spaces.Box(-1, 1, (1,)),
+                        spaces.Discrete(1)))
+KEPT = [0, 1, 2, 4, 6, 7, 9, 10, 12]  # the parameters that the mask leaves
+OPTIONS = {2: [0, 2], 3: [1, 2], 5: [1]}  # column: its allowed options
+
+
+def masked(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Draw parameters [4, 3, 13], return them with the forbidden ones set, and the allowed ones alone."""
+    parameters = draw_parameters(MASKED, seed, dtype)
+    return forbid(parameters, MASK.expand(4, 3, -1), MASKABLE), parameters[..., KEPT]
+
+
+def test_forbid_sets_forbidden_logits_only() -> None:
+    parameters = draw_parameters(MASKED, 0, torch.float32)
+    mask = torch.rand(4, 3, 9, generator=torch.Generator().manual_seed(0)) < 0.5
+    forbidden = forbid(parameters, mask, MASKABLE)
+    expected = parameters.clone()
+    for row, index in enumerate(MASKABLE.tolist()):
+        expected[..., index][~mask[..., row]] = FORBIDDEN
+    assert torch.equal(forbidden, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("squash", [False, True])
+def test_forbidden_options_are_as_good_as_absent(squash: bool, dtype: torch.dtype) -> None:
+    """Everything is what it would be if the space had the allowed options only."""
+    (parameters, reduced), (other_parameters, other_reduced) = masked(0, dtype), masked(1, dtype)
+    ours, other = (ActionDistribution(MASKED, p, squash=squash) for p in (parameters, other_parameters))
+    theirs, other_theirs = (ActionDistribution(REDUCED, p, squash=squash) for p in (reduced, other_reduced))
+    torch.manual_seed(0)
+    actions = theirs.sample()
+    renamed = actions.clone()
+    for column, options in OPTIONS.items():
+        renamed[..., column] = torch.tensor(options, dtype=dtype)[actions[..., column].long()]
+    torch.testing.assert_close(ours.log_prob(renamed), theirs.log_prob(actions))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    torch.testing.assert_close(ours.kl(other), theirs.kl(other_theirs))
+    torch.testing.assert_close(other.kl(ours), other_theirs.kl(theirs))
+    for part, reduced_part in zip(ours.parts, theirs.parts, strict=True):
+        if not isinstance(part, DiagonalGaussian):
+            torch.testing.assert_close(part.symmetric_kl_to_uniform(), reduced_part.symmetric_kl_to_uniform())
+
+
+def test_forbidden_options_are_never_drawn_and_have_probability_0() -> None:
+    parameters, _ = masked(0, torch.float32)
+    torch.manual_seed(0)
+    distribution = ActionDistribution(MASKED, parameters[0, 0].expand(100_000, 13))
+    for actions in (distribution.sample(), distribution.mode()):
+        for column, options in OPTIONS.items():
+            assert set(actions[:, column].tolist()) <= set(map(float, options))
+    categorical = Categorical(parameters[0, 0, 2:5])
+    probabilities = [categorical.log_prob(torch.tensor([float(option)])).exp() for option in range(3)]
+    assert probabilities[1] == 0
+    assert float(sum(probabilities)) == pytest.approx(1)
+    assert chi_square(distribution.sample()[:, 2] / 2, torch.stack(probabilities)[[0, 2]]) < 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_through_masks_are_finite_and_0_for_what_is_forbidden(dtype: torch.dtype) -> None:
+    raw, other_raw = (draw_parameters(MASKED, seed, dtype).requires_grad_() for seed in (0, 1))
+    ours, other = (ActionDistribution(MASKED, forbid(p, MASK.expand(4, 3, -1), MASKABLE)) for p in (raw, other_raw))
+    torch.manual_seed(0)
+    actions = ours.sample()
+    uniform = sum(part.symmetric_kl_to_uniform() for part in ours.parts if not isinstance(part, DiagonalGaussian))
+    for value in (ours.log_prob(actions), ours.entropy(), ours.kl(other), other.kl(ours), uniform):
+        assert value.isfinite().all()
+        (gradient,) = torch.autograd.grad(value.sum(), raw, retain_graph=True)
+        assert gradient.isfinite().all()
+        assert gradient.any()
+        assert not gradient[..., MASKABLE[~MASK]].any()
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_single_allowed_option_is_certain(size: int) -> None:
+    logits = torch.full((7, size), FORBIDDEN)
+    logits[:, size // 2] = torch.linspace(-3, 3, 7)
+    categorical = Categorical(logits.requires_grad_())
+    option = torch.full((7, 1), float(size // 2))
+    assert torch.equal(categorical.sample(), option)
+    assert torch.equal(categorical.mode(), option)
+    uniform = categorical.symmetric_kl_to_uniform()
+    for value in (categorical.log_prob(option), categorical.entropy(), categorical.kl(categorical), uniform):
+        torch.testing.assert_close(value, torch.zeros(7))
+    (gradient,) = torch.autograd.grad(categorical.entropy().sum() + uniform.sum(), logits)
+    assert not gradient.any()
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------
+
+
+def test_settings_that_an_action_space_does_not_allow_are_refused() -> None:
+    for name in ("box", "nested"):
+        check_action_space(make_config({"squash_actions": True, "adaptive_stddev": True}), SPACES[name])
+        with pytest.raises(UserError, match=r"symmetric_kl needs discrete actions; use entropy"):
+            check_action_space(make_config({"exploration_loss": "symmetric_kl"}), SPACES[name])
+        with pytest.raises(UserError, match=r"--initial_stddev=150.0 must lie between 0.0003 and 148"):
+            check_action_space(make_config({"initial_stddev": 150.0}), SPACES[name])
+    for name in DISCRETE:
+        check_action_space(make_config({"exploration_loss": "symmetric_kl"}), SPACES[name])
+        for setting in ("squash_actions", "adaptive_stddev"):
+            with pytest.raises(UserError, match=rf"--{setting} is for continuous actions"):
+                check_action_space(make_config({setting: True}), SPACES[name])
+    unbounded = spaces.Tuple((spaces.Discrete(2), spaces.Box(0, math.inf, (2,))))
+    check_action_space(make_config(), unbounded)
+    with pytest.raises(UserError, match="--squash_actions needs bounded actions"):
+        check_action_space(make_config({"squash_actions": True}), unbounded)

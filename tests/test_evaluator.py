@@ -1,0 +1,298 @@
+"""Evaluation while training: on its own episodes, with the weights of one moment, and without stopping the training."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from counting_env import CountingEnv, episode_length
+from failing_envs import EPISODE_LENGTH
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_appo import metrics
+from test_train import run_train
+
+from appo import APPO, ComponentError, probe_spaces
+from config import make_config
+from evaluator import MAX_ENVS, SEED_OFFSET, Evaluator, play
+from model import ActorCritic
+from shared_buffers import EVALUATE, SharedBuffers
+
+SMALL: dict[str, Any] = {
+    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64, "num_batches_per_epoch": 2,
+    "encoder_mlp_layers": (16,), "device": "cpu", "report_interval_sec": 0.1}
+PERIOD = 500  # env_steps between evaluations
+KEYS = {"eval_return", "eval_return_std", "eval_length", "eval_env_steps", "eval_sgd_steps"}
+
+
+def make(env: str, train_dir: Path, **settings: Any) -> APPO:
+    return APPO(env, **SMALL | {"train_dir": str(train_dir), "eval_every_env_steps": PERIOD, "eval_episodes": 6}
+                | settings)
+
+
+def evaluations(appo: APPO) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl that hold an evaluation."""
+    return [row for row in metrics(appo.cfg.run_dir) if "eval_return" in row]
+
+
+def summary(appo: APPO) -> dict[str, Any]:
+    return json.loads((appo.cfg.run_dir / "summary.json").read_text())
+
+
+# ---- a run with evaluations ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> APPO:
+    """Return a closed APPO that was trained twice, in asynchronous mode."""
+    with make("CartPole-v1", tmp_path_factory.mktemp("finished"), seed=3) as appo:
+        for _ in range(2):
+            appo.train(1100)
+            last = appo.records.last_evaluation["eval_env_steps"]
+            assert last >= appo.env_steps // PERIOD * PERIOD, "train() has waited for the last one that was due"
+    return appo
+
+
+def test_evaluations_are_rows_of_the_metrics(finished: APPO) -> None:
+    rows = evaluations(finished)
+    assert rows
+    for row in rows:
+        assert row.keys() >= KEYS
+        assert 8 <= row["eval_return"] <= 500
+        assert row["eval_length"] == row["eval_return"], "CartPole gives 1 for each step"
+        assert PERIOD <= row["eval_env_steps"] <= row["env_steps"]
+        # of weights that may be published in the middle of a dataset, which is reported at its end
+        assert 0 < row["eval_sgd_steps"] <= summary(finished)["sgd_steps"]
+    assert any(row["eval_return_std"] > 0 for row in rows), "the episodes differ"
+    times = [row["eval_env_steps"] for row in rows]
+    assert times == sorted(times)
+    assert len(times) <= finished.env_steps // PERIOD
+    assert not any(row.keys() & KEYS for row in metrics(finished.cfg.run_dir) if row not in rows)
+
+
+def test_evaluations_are_in_the_log_and_the_last_one_in_the_summary(finished: APPO) -> None:
+    rows, log = evaluations(finished), (finished.cfg.run_dir / "log.txt").read_text()
+    assert summary(finished)["evaluation"] == {name: rows[-1][name] for name in KEYS}
+    assert log.count("evaluation at") == len(rows)
+    for row in rows:
+        assert f"evaluation at env_steps={row['eval_env_steps']:,}: return {row['eval_return']:.2f}" in log
+
+
+def test_evaluations_are_scalars_at_the_env_steps_of_their_weights(finished: APPO) -> None:
+    events = EventAccumulator(str(finished.cfg.run_dir / "tensorboard" / "policy_00"))
+    events.Reload()
+    for name in KEYS:
+        scalars = [(event.step, event.value) for event in events.Scalars(f"eval/{name}")]
+        assert scalars == [(row["eval_env_steps"], pytest.approx(row[name])) for row in evaluations(finished)]
+
+
+def test_resumed_run_keeps_its_last_evaluation(finished: APPO) -> None:
+    before = summary(finished)["evaluation"]
+    with APPO("CartPole-v1", train_dir=finished.cfg.train_dir, serial_mode=True, eval_every_env_steps=0) as appo:
+        appo.train(200)
+    assert summary(appo)["evaluation"] == before
+
+
+def test_without_evaluations_there_is_none(tmp_path: Path) -> None:
+    with make("CartPole-v1", tmp_path, serial_mode=True, eval_every_env_steps=0) as appo:
+        appo.train(300)
+    assert not evaluations(appo)
+    assert summary(appo)["evaluation"] is None
+
+
+# ---- beside the training ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the file that the evaluations of `gated_env:make` wait for."""
+    path = tmp_path / "gate"
+    (tmp_path / "gated_env.py").write_text(
+        "from pathlib import Path\nfrom failing_envs import GatedEvaluation\n\n"
+        f"def make():\n    return GatedEvaluation(Path({str(path)!r}))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop("gated_env", None)
+
+
+def test_training_goes_on_during_an_evaluation(tmp_path: Path, gate: Path) -> None:
+    begun: list[int] = []  # env_steps when the evaluation was seen to wait
+
+    def watch() -> bool:
+        if not begun and gate.with_suffix(".waiting").exists():
+            begun.append(appo.env_steps)
+        if begun and appo.env_steps >= begun[0] + 2 * PERIOD:
+            gate.touch()
+        return bool(appo.records.last_evaluation)
+
+    with make("gated_env:make", tmp_path) as appo:
+        appo.train(10**9, should_stop=watch)
+    row = evaluations(appo)[0]
+    assert PERIOD <= row["eval_env_steps"] <= begun[0]
+    assert row["env_steps"] >= begun[0] + 2 * PERIOD
+    assert row["eval_sgd_steps"] < row["sgd_steps"]
+
+
+def test_evaluation_that_fell_due_during_another_one_is_made_up_for(tmp_path: Path, gate: Path) -> None:
+    def open_gate_at_the_end() -> bool:
+        if appo.env_steps >= 4 * PERIOD:
+            gate.touch()
+        return False
+
+    with make("gated_env:make", tmp_path, report_interval_sec=1e6) as appo:
+        appo.train(4 * PERIOD, should_stop=open_gate_at_the_end)
+    rows = evaluations(appo)
+    assert rows[-1]["eval_env_steps"] >= 4 * PERIOD
+    assert len(rows) == (appo.cfg.run_dir / "log.txt").read_text().count("evaluation at"), "each has its row"
+
+
+@pytest.mark.parametrize("when", ["training", "waiting"])
+def test_stop_does_not_wait_for_a_long_evaluation(tmp_path: Path, when: str) -> None:
+    goal = PERIOD if when == "waiting" else 10**9
+    with make("failing_envs:EndlessEvaluation", tmp_path) as appo:
+        appo.train(goal, should_stop=lambda: appo.evaluating and appo.env_steps >= min(goal, 2 * PERIOD))
+        assert appo.evaluating
+    assert not evaluations(appo)
+    assert "killed" not in (appo.cfg.run_dir / "log.txt").read_text(), "every process has left by itself"
+    assert not multiprocessing.active_children()
+
+
+def test_ctrl_c_does_not_wait_for_a_long_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "my_env.py").write_text(f"import sys\nsys.path.append({os.path.dirname(__file__)!r})\n"
+                                        "from failing_envs import EndlessEvaluation\n")
+    outcome = run_train(
+        tmp_path, "--env=my_env:EndlessEvaluation", "--num_workers=1", "--num_envs_per_worker=4", "--rollout=16",
+        "--batch_size=128", "--encoder_mlp_layers=16", "--report_interval_sec=0.2", "--eval_every_env_steps=10",
+        disturb=lambda process: os.killpg(process.pid, signal.SIGINT))
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "killed" not in outcome.out
+
+
+def test_failing_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    with (pytest.raises(ComponentError) as failure,
+          make("failing_envs:FailsInEvaluation", tmp_path, seed=5) as appo):
+        appo.train(10**6)
+    text = str(failure.value)
+    assert text.startswith("evaluator failed\nTraceback")
+    assert "\nValueError: not in the test, please\n" in text
+    assert text.rstrip().endswith(f"failing_envs:FailsInEvaluation, seed {SEED_OFFSET + 5}, step 1: step() raised "
+                                  "ValueError: not in the test, please")
+    assert text.splitlines()[-1] in (appo.cfg.run_dir / "log.txt").read_text()
+    assert not multiprocessing.active_children()
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eval_deterministic", [False, True])
+def test_serial_mode_gives_the_same_numbers_twice(tmp_path: Path, eval_deterministic: bool) -> None:
+    runs = []
+    for name in ("first", "second"):
+        with make("CartPole-v1", tmp_path / name, serial_mode=True, eval_deterministic=eval_deterministic) as appo:
+            appo.train(1200)
+        runs.append(appo)
+    assert len(evaluations(runs[0])) == 2
+    assert metrics(runs[0].cfg.run_dir) == metrics(runs[1].cfg.run_dir)
+
+
+class Bench:
+    """An evaluator in this process, whose weights and environments the test holds."""
+
+    def __init__(self, env: str, **settings: Any) -> None:
+        cfg = self.cfg = make_config({"env": env, "encoder_mlp_layers": (16,), "eval_every_env_steps": 1, **settings})
+        device = torch.device("cpu")
+        obs_space, action_space = probe_spaces(cfg)
+        torch.manual_seed(0)
+        self.model = ActorCritic(cfg, obs_space, action_space)
+        self.buffers = SharedBuffers(cfg, obs_space, action_space, self.model, device, None)
+        self.reports: list[dict[str, float]] = []
+        self.evaluator = Evaluator(cfg, self.buffers, device, lambda report: self.reports.append(report[1]))
+
+    def evaluate(self) -> dict[str, float]:
+        self.evaluator.handle(EVALUATE, 0)
+        return self.reports[-1]
+
+    def publish_policy(self, action: int, version: int) -> None:
+        """Publish a policy that takes one action only."""
+        with torch.no_grad():
+            self.model.policy_head.bias.zero_()[action] = 100.0
+        self.buffers.weights.publish(self.model, version)
+
+
+def test_deterministic_evaluation_of_the_same_policy_gives_the_same_score() -> None:
+    bench = Bench("CartPole-v1", eval_deterministic=True, eval_episodes=25)
+    assert bench.evaluator.env.num_envs == MAX_ENVS
+    assert bench.evaluate() == bench.evaluate()
+    assert bench.reports[0]["eval_return_std"] > 0, "the episodes differ"
+
+
+def test_other_evaluations_sample_their_actions() -> None:
+    modes = [Bench("CartPole-v1", eval_episodes=25, eval_deterministic=mode).evaluate() for mode in (True, False)]
+    assert modes[0]["eval_return"] != modes[1]["eval_return"]
+
+
+def test_an_evaluation_draws_nothing_from_the_random_numbers_of_training() -> None:
+    bench = Bench("CartPole-v1", eval_episodes=5)
+    before = torch.get_rng_state()
+    first = bench.evaluate()
+    torch.testing.assert_close(torch.get_rng_state(), before)
+    torch.rand(3)
+    assert bench.evaluate() == first
+
+
+def test_weights_are_taken_once_for_each_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench("failing_envs:ActionIsReward", eval_episodes=3)
+    bench.publish_policy(action=1, version=10)
+    bench.buffers.env_steps[0] = 1234
+    step = bench.evaluator.env.step
+
+    def step_and_publish(actions: np.ndarray) -> Any:
+        bench.publish_policy(action=2, version=20)
+        return step(actions)
+
+    monkeypatch.setattr(bench.evaluator.env, "step", step_and_publish)
+    assert bench.evaluate() == {"eval_return": EPISODE_LENGTH * 1.0, "eval_return_std": 0.0,
+                                "eval_length": EPISODE_LENGTH, "eval_env_steps": 1234, "eval_sgd_steps": 10}
+    later = bench.evaluate()
+    assert (later["eval_return"], later["eval_sgd_steps"]) == (EPISODE_LENGTH * 2.0, 20)
+
+
+def test_evaluation_is_abandoned_at_the_next_step_when_the_run_stops() -> None:
+    bench = Bench("failing_envs:EndlessEvaluation")
+    bench.buffers.stopping.fill_(True)
+    bench.evaluator.handle(EVALUATE, 0)
+    assert bench.reports == []
+
+
+# ---- play ------------------------------------------------------------------------------------------------------------
+
+
+class ZeroPlayer:
+    """Always takes action 0."""
+
+    def act(self, obs: dict[str, np.ndarray], new_episode: np.ndarray) -> np.ndarray:
+        return np.zeros((len(new_episode), 1), int)
+
+
+@pytest.mark.parametrize("num_episodes", [1, 2, 3, 8])
+def test_play_spreads_episodes_evenly_and_shows_every_step(num_episodes: int) -> None:
+    seen: list[np.ndarray] = []
+    env = CountingEnv(3)
+    episodes = list(play(env, ZeroPlayer(), num_episodes, 5, lambda env: seen.append(env.observe()["obs"])))
+    expected: list[tuple[int, int]] = []  # the length of each episode and the step in which it ended
+    for i in range(3):
+        end = -1
+        for episode in range(num_episodes // 3 + (i < num_episodes % 3)):
+            length = int(episode_length(np.array(5 + i), np.array(episode)))
+            end += length + 1  # one step more resets
+            expected.append((end, length))
+    expected.sort()
+    assert sorted(length for _, length in episodes) == sorted(length for _, length in expected)
+    assert len(seen) == expected[-1][0] + 1, "the first observation, then each step until the last episode's end"
+    assert (seen[0] == [[5, 0, 0], [6, 0, 0], [7, 0, 0]]).all()

@@ -1,0 +1,272 @@
+"""Environment families that need a package of their own: found by their plain ids, they train and leave no files."""
+
+import json
+import multiprocessing.process
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import envs
+from appo import APPO
+from config import Config, UserError, make_config
+from envs import PROFILES, VectorEnv, make_vector_env
+from flat_spaces import hash_words, num_columns
+
+# Box2D's binding makes its types so; Python 3.12 warns of it
+pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
+
+SKIPPED = 77  # exit status of a script that finds no way to draw
+
+
+class Example(NamedTuple):
+    """An environment and what it should look like."""
+
+    env: str
+    package: str
+    family: str
+    obs: dict[str, tuple[int, ...]]  # the shape of each leaf
+    action_space: str  # the beginning of its text
+
+
+SCREEN = {"gamevariables": (1,), "screen": (72, 128, 3)}
+GRID = {"direction": (), "image": (7, 7, 21), "mission": (64,)}
+EXAMPLES = [
+    Example("LunarLander-v3", "Box2D", "box2d", {"obs": (8,)}, "Discrete(4)"),
+    Example("HalfCheetah-v5", "mujoco", "mujoco", {"obs": (17,)}, "Box(-1.0, 1.0, (6,)"),
+    Example("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid", GRID, "Discrete(7)"),
+    Example("MiniGrid-GoToDoor-5x5-v0", "minigrid", "minigrid", GRID, "Discrete(7)"),
+    Example("VizdoomBasic-v1", "vizdoom", "vizdoom", SCREEN, "Discrete(4)"),
+    Example("VizdoomBasic-MultiBinary-v1", "vizdoom", "vizdoom", SCREEN, "MultiBinary(3)"),
+    Example("Taxi-v4", "gymnasium", "other", {"obs": (), "action_mask": (6,)}, "Discrete(6)"),
+]
+SMALL: dict[str, Any] = {
+    "num_workers": 1, "num_envs_per_worker": 2, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
+    "num_epochs": 1, "encoder_conv_mlp_layers": (8,), "encoder_mlp_layers": (8,), "rnn_size": 8, "device": "cpu"}
+
+
+@pytest.fixture(params=EXAMPLES, ids=[example.env for example in EXAMPLES])
+def example(request: pytest.FixtureRequest) -> Example:
+    """Return each example whose package is installed."""
+    pytest.importorskip(request.param.package)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work in an empty folder, child processes too, and check that it stays empty."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(multiprocessing.process, "ORIGINAL_DIR", str(folder))  # where children go
+    yield
+    assert not list(folder.iterdir())
+
+
+def make_cfg(env: str, **settings: Any) -> Config:
+    return make_config(envs.profile(env, settings), {"env": env, **settings})
+
+
+def make(env: str, num_envs: int = 2, **settings: Any) -> VectorEnv:
+    return make_vector_env(make_cfg(env, **settings), num_envs)
+
+
+def random_actions(env: VectorEnv, generator: np.random.Generator) -> np.ndarray:
+    return generator.integers(2, size=(env.num_envs, num_columns(env.action_space))).astype(np.float32)
+
+
+# ---- every family ----------------------------------------------------------------------------------------------------
+
+
+def test_plain_id_has_the_profile_of_its_family(example: Example) -> None:
+    assert envs.family(example.env) == example.family
+    cfg = make_cfg(example.env, num_workers=1, worker_num_splits=1)
+    for name, value in PROFILES[example.family].items():
+        assert getattr(cfg, "num_envs_per_worker" if name == "num_envs" else name) == value
+
+
+def test_observations_and_actions(example: Example) -> None:
+    env = make(example.env)
+    obs = env.reset(3)
+    assert {name: space.shape for name, space in env.obs_space.items()} == example.obs
+    assert str(env.action_space).startswith(example.action_space)
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        for name, space in env.obs_space.items():
+            assert obs[name].shape == (2, *space.shape)
+        obs, rewards, *_ = env.step(random_actions(env, generator))
+        assert rewards.shape == (2,)
+    env.close()
+
+
+def test_trains_in_asynchronous_mode(example: Example, tmp_path: Path) -> None:
+    with APPO(example.env, train_dir=str(tmp_path / "runs"), **SMALL) as appo:
+        appo.train(100)
+    run_dir = tmp_path / "runs" / example.env
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["sgd_steps"] > 0
+    assert summary["env_frames"] == summary["env_steps"] * PROFILES[example.family].get("env_frameskip", 1)
+    log = (run_dir / "log.txt").read_text()
+    assert f"{example.env}: " in log
+    assert appo.cfg.learning_rate == PROFILES[example.family].get("learning_rate", Config.learning_rate)
+
+
+def test_same_seed_gives_the_same_observations(example: Example) -> None:
+    first, second = (make(example.env) for _ in range(2))
+    generator = np.random.default_rng(1)
+    pairs = [(first.reset(5), second.reset(5))]
+    for _ in range(5):
+        actions = random_actions(first, generator)
+        pairs.append((first.step(actions)[0], second.step(actions)[0]))
+    for a, b in pairs:
+        for name in a:
+            assert (a[name] == b[name]).all(), name
+    first.close()
+    second.close()
+
+
+# ---- rendering -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("env", "package"), [
+    ("LunarLander-v3", "Box2D"), ("MiniGrid-Empty-5x5-v0", "minigrid"), ("VizdoomBasic-v1", "vizdoom"),
+    ("Taxi-v4", "pygame")])
+def test_picture_can_be_drawn_without_a_display(env: str, package: str) -> None:
+    pytest.importorskip(package)
+    vector_env = make_vector_env(make_cfg(env), 1, "rgb_array")
+    vector_env.reset(0)
+    assert_picture(vector_env.render())
+    vector_env.step(np.zeros((1, num_columns(vector_env.action_space)), np.float32))
+    assert_picture(vector_env.render())
+    assert 1 <= vector_env.frames_per_sec <= 100
+    vector_env.close()
+
+
+def assert_picture(picture: np.ndarray) -> None:
+    assert picture.dtype == np.uint8
+    assert picture.ndim == 3
+    assert picture.shape[2] == 3
+    assert picture.std() > 1, "it shows something"
+
+
+MUJOCO_PICTURE = f"""
+import sys
+try:
+    import mujoco
+    mujoco.GLContext(64, 64).free()
+except Exception as error:
+    print(error)
+    sys.exit({SKIPPED})
+import envs
+from config import make_config
+env = envs.make_vector_env(make_config({{"env": "HalfCheetah-v5"}}), 1, "rgb_array")
+env.reset(0)
+picture = env.render()
+assert picture.shape == (480, 480, 3) and picture.dtype == "uint8" and picture.std() > 1
+env.close()
+"""
+
+
+def test_mujoco_picture_can_be_drawn_without_a_display() -> None:
+    """In a process of its own: the variable must be set before MuJoCo is imported."""
+    pytest.importorskip("mujoco")
+    process = subprocess.run(
+        [sys.executable, "-c", MUJOCO_PICTURE], env={"MUJOCO_GL": "egl", "PYTHONPATH": str(Path(envs.__file__).parent)},
+        timeout=180, check=False, capture_output=True, text=True)
+    if process.returncode == SKIPPED:
+        pytest.skip(f"no EGL here: {process.stdout.strip()}")
+    assert process.returncode == 0, process.stderr
+
+
+# ---- what is special in one family -----------------------------------------------------------------------------------
+
+
+def test_mission_comes_as_the_set_of_its_words() -> None:
+    pytest.importorskip("minigrid")
+    env = make("MiniGrid-GoToDoor-5x5-v0", 8)
+    obs = env.reset(0)
+    missions = []
+    for seed in range(8):
+        single = gym.make("MiniGrid-GoToDoor-5x5-v0")
+        missions.append(single.reset(seed=seed)[0]["mission"])
+    assert len(set(missions)) > 1
+    assert (obs["mission"] == [hash_words(mission) for mission in missions]).all()
+    env.close()
+
+
+def test_images_in_a_dict_are_resized_and_the_rest_is_left_alone() -> None:
+    pytest.importorskip("vizdoom")
+    env = make("VizdoomBasic-v1", res_w=20, res_h=10)
+    obs = env.reset(0)
+    assert env.obs_space["screen"].shape == (10, 20, 3)
+    assert obs["screen"].shape == (2, 10, 20, 3)
+    assert obs["gamevariables"].shape == (2, 1)
+    env.close()
+
+
+def test_cells_of_minigrid_become_planes_and_are_not_resized() -> None:
+    minigrid = pytest.importorskip("minigrid")
+    env = make("MiniGrid-Empty-5x5-v0", 1)
+    planes = env.reset(0)["image"][0]
+    codes = minigrid.wrappers.gym.make("MiniGrid-Empty-5x5-v0").reset(seed=Config.seed)[0]["image"]
+    begin = 0
+    for i, size in enumerate((11, 6, 4)):
+        one_hot = planes[..., begin : begin + size]
+        assert ((one_hot == 255).sum(-1) == 1).all()
+        np.testing.assert_array_equal(one_hot.argmax(-1), codes[..., i])
+        begin += size
+    env.close()
+    with pytest.raises(UserError, match="nor for the cells of MiniGrid"):
+        make("MiniGrid-Empty-5x5-v0", res_w=20, res_h=10)
+
+
+def test_doom_screen_is_resized_and_shows_something() -> None:
+    pytest.importorskip("vizdoom")
+    env = make("VizdoomBasic-v1", 1, res_w=32, res_h=18)
+    screen = env.reset(0)["screen"]
+    assert screen.shape == (1, 18, 32, 3)
+    assert screen.dtype == np.uint8
+    assert screen.std() > 1
+    env.close()
+
+
+def test_doom_episode_ends_and_the_next_one_begins() -> None:
+    """VizDoom has no observation after the last step; its Basic scenario lasts 300 frames."""
+    pytest.importorskip("vizdoom")
+    env = make("VizdoomBasic-v1", 1)
+    env.reset(0)
+    ends = []
+    for t in range(1, 160):
+        obs, rewards, terminated, truncated = env.step(np.zeros((1, 1), np.float32))
+        if ends and ends[-1] == t - 1:
+            assert rewards[0] == 0, "this step only resets"
+            assert obs["screen"].std() > 1
+        if terminated[0] or truncated[0]:
+            ends.append(t)
+    assert ends == [75, 151]
+    env.close()
+
+
+def test_taxi_gets_the_action_mask_of_its_info() -> None:
+    env = make("Taxi-v4", 4)
+    taxi = gym.make("Taxi-v4").unwrapped
+    obs = env.reset(0)
+    generator = np.random.default_rng(0)
+    done = np.zeros(4, bool)
+    num_ends = 0
+    for _ in range(450):
+        for i, state in enumerate(obs["obs"]):
+            expected = np.ones(6) if done[i] else taxi.action_mask(int(state))
+            assert (obs["action_mask"][i] == expected).all()
+        allowed = [generator.choice(np.flatnonzero(mask)) for mask in obs["action_mask"]]
+        obs, rewards, terminated, truncated = env.step(np.array(allowed, np.float32)[:, None])
+        assert (rewards > -10).all(), "no action was illegal"
+        done = terminated | truncated
+        num_ends += done.sum()
+    assert num_ends >= 8
+    env.close()

@@ -1,0 +1,291 @@
+"""Tests of `flat_spaces.py`: each kind of observation becomes its leaf, each row of numbers a valid action."""
+
+import zlib
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+
+from config import UserError
+from flat_spaces import (
+    TEXT_BITS,
+    action_leaves,
+    flatten_mask,
+    flatten_obs,
+    hash_words,
+    is_channels_last,
+    mask_size,
+    num_action_parameters,
+    num_columns,
+    obs_leaves,
+    unflatten_actions,
+)
+
+inf = np.inf
+
+
+def vector(size: int) -> spaces.Box:
+    return spaces.Box(-inf, inf, (size,), np.float32)
+
+
+def image(*shape: int) -> spaces.Box:
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+# ---- observations ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "channels_last"), [
+    ((84, 84, 3), True), ((72, 128, 3), True), ((7, 7, 21), True), ((8, 8, 111), True), ((84, 84, 4), True),
+    ((4, 84, 84), False), ((3, 72, 128), False), ((21, 7, 7), False), ((111, 8, 8), False), ((1, 5, 9), False)])
+def test_the_axis_of_the_channels_is_told_from_the_shape(shape: tuple[int, ...], channels_last: bool) -> None:
+    assert is_channels_last(shape) == channels_last
+
+
+class Replay(gym.Env):
+    """Shows one observation at each reset and step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: spaces.Space, observations: list[Any]) -> None:
+        self.observation_space, self.observations = space, observations
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        return self.observations[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self.observations[self.t], 0.0, False, False, {}
+
+
+PLAIN = {  # space, its leaf, how one observation becomes one of the leaf
+    "number": (spaces.Box(-5, 5, (), np.float32), vector(1), lambda x: [x]),
+    "vector": (spaces.Box(-5, 5, (3,), np.float64), vector(3), np.asarray),
+    "integers": (spaces.Box(-5, 5, (3,), np.int32), vector(3), np.asarray),
+    "bytes": (spaces.Box(0, 255, (3,), np.uint8), vector(3), np.asarray),
+    "matrix": (spaces.Box(-5, 5, (2, 3), np.float32), vector(6), np.ravel),
+    "gray_image": (image(4, 5), image(1, 4, 5), lambda x: x[None]),
+    "image_hwc": (image(4, 5, 3), image(4, 5, 3), np.asarray),
+    "image_chw": (image(3, 4, 5), image(3, 4, 5), np.asarray),
+    "float_image_hwc": (spaces.Box(0, 1, (4, 5, 3), np.float32), spaces.Box(-inf, inf, (4, 5, 3), np.float32),
+                        np.asarray),
+    "float_image_chw": (spaces.Box(0, 1, (3, 4, 5), np.float64), spaces.Box(-inf, inf, (3, 4, 5), np.float32),
+                        np.asarray),
+    "discrete": (spaces.Discrete(4, start=-2), spaces.Discrete(4), lambda x: x + 2),
+    "multi_discrete": (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [-2, 3]], dtype=np.int32),
+                       spaces.MultiDiscrete([2, 3, 4, 5]), lambda x: np.ravel(x) - [0, 1, -2, 3]),
+    "multi_binary": (spaces.MultiBinary((2, 3)), spaces.MultiBinary(6), np.ravel),
+    "text": (spaces.Text(20, charset="ab "), spaces.MultiBinary(TEXT_BITS), hash_words),
+}
+
+
+def check_leaves(space: spaces.Space, leaves: dict[str, spaces.Space], convert: Any) -> None:
+    """Play 5 steps in 3 environments; compare with converting each observation by itself."""
+    assert obs_leaves(space) == leaves
+    space.seed(0)
+    played = [[space.sample() for _ in range(5)] for _ in range(3)]
+    env = SyncVectorEnv([lambda observations=observations: Replay(space, observations) for observations in played])
+    for t in range(5):
+        batch = env.step(np.zeros(3, int))[0] if t else env.reset()[0]
+        flat = flatten_obs(space, batch)
+        assert list(flat) == list(leaves)
+        for name, leaf in leaves.items():
+            expected = np.stack([np.asarray(convert(observations[t])[name]) for observations in played])
+            assert flat[name].shape == (3, *leaf.shape)
+            np.testing.assert_array_equal(flat[name], expected)
+            assert batch_space(leaf, 3).contains(flat[name].astype(leaf.dtype)), "the leaf's space allows it"
+            if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+                assert flat[name].dtype == np.int64, "as one_hot needs it"
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_observations(kind: str) -> None:
+    space, leaf, convert = PLAIN[kind]
+    check_leaves(space, {"obs": leaf}, lambda obs: {"obs": convert(obs)})
+
+
+def test_dict_and_tuple_observations_are_named_by_their_paths() -> None:
+    parts = {name: PLAIN[name][0] for name in PLAIN}
+    space = spaces.Dict(
+        camera=spaces.Dict(left=parts["image_hwc"], right=parts["gray_image"]),
+        hands=spaces.Tuple((parts["discrete"], spaces.Dict(text=parts["text"]), spaces.Tuple((parts["number"],)))),
+        pose=parts["matrix"])
+    convert = {name: PLAIN[name][2] for name in PLAIN}
+    check_leaves(space, {
+        "camera/left": image(4, 5, 3), "camera/right": image(1, 4, 5), "hands/0": spaces.Discrete(4),
+        "hands/1/text": spaces.MultiBinary(TEXT_BITS), "hands/2/0": vector(1), "pose": vector(6),
+    }, lambda obs: {
+        "camera/left": obs["camera"]["left"], "camera/right": convert["gray_image"](obs["camera"]["right"]),
+        "hands/0": convert["discrete"](obs["hands"][0]), "hands/1/text": convert["text"](obs["hands"][1]["text"]),
+        "hands/2/0": convert["number"](obs["hands"][2][0]), "pose": convert["matrix"](obs["pose"])})
+    check_leaves(spaces.Tuple((parts["vector"], parts["image_chw"], parts["multi_binary"])), {
+        "0": vector(3), "1": image(3, 4, 5), "2": spaces.MultiBinary(6),
+    }, lambda obs: {"0": obs[0], "1": obs[1], "2": np.ravel(obs[2])})
+
+
+def test_a_text_becomes_the_set_of_its_words() -> None:
+    bits = hash_words("Go to  the RED door, to the left")
+    words = ["go", "to", "the", "red", "door,", "left"]
+    assert set(np.flatnonzero(bits)) == {zlib.crc32(word.encode()) % TEXT_BITS for word in words}
+    assert (hash_words("left door, red the to go") == bits).all()
+    assert (hash_words("go to the blue door, to the left") != bits).any()
+    assert not hash_words("").any()
+
+
+@pytest.mark.parametrize(("space", "part"), [
+    (spaces.Box(-1, 1, (2, 2, 2, 2)), "observation 'obs'"),
+    (spaces.Box(-1, 1, (0,)), "observation 'obs'"),
+    (spaces.Sequence(vector(2)), "observation 'obs'"),
+    (spaces.Graph(vector(2), None), "observation 'obs'"),
+    (spaces.Dict(near=vector(2), far=spaces.Tuple((vector(2), spaces.Sequence(vector(2))))), "observation 'far/1'"),
+    (spaces.Tuple((vector(2), spaces.Dict(map=spaces.Graph(vector(2), None)))), "observation '1/map'"),
+    (spaces.Dict(one=spaces.OneOf((vector(2), vector(3)))), "observation 'one'"),
+])
+def test_unsupported_observations_are_refused_naming_the_part(space: spaces.Space, part: str) -> None:
+    with pytest.raises(UserError) as refused:
+        obs_leaves(space)
+    assert str(refused.value).startswith(f"{part} is ")
+    assert "supported are" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+# ---- actions -----------------------------------------------------------------------------------------------------
+
+ACTIONS = {  # space; numbers of columns, of parameters of a distribution, of bits of a mask
+    "discrete": (spaces.Discrete(5, start=3), 1, 5, 5),
+    "multi_discrete": (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [-2, 3]]), 4, 14, 14),
+    "small_integers": (spaces.MultiDiscrete([2, 3], dtype=np.int8), 2, 5, 5),
+    "multi_binary": (spaces.MultiBinary((2, 3)), 6, 6, 0),
+    "box": (spaces.Box(np.array([-2, 0.1], np.float32), np.array([2, 0.3], np.float32)), 2, 4, 0),
+    "double_matrix": (spaces.Box(-1, 3, (2, 3), np.float64), 6, 12, 0),
+    "unbounded": (spaces.Box(np.array([-inf, 0, -inf]), np.array([inf, inf, 1]), dtype=np.float64), 3, 6, 0),
+    "integers": (spaces.Box(-2, 3, (3,), np.int32), 3, 6, 0),
+    "bytes": (spaces.Box(0, 255, (2,), np.uint8), 2, 4, 0),
+    "tuple": (spaces.Tuple((spaces.Discrete(3), spaces.Tuple((spaces.MultiBinary(2), spaces.Box(-1, 1, (1,)))),
+                            spaces.MultiDiscrete([2, 2], start=[1, 1]))), 6, 11, 7),
+    "dict": (spaces.Dict(turn=spaces.Box(-3, 3, (2,)), hand=spaces.Dict(grip=spaces.Discrete(2, start=-1),
+                                                                      keys=spaces.MultiBinary(3))), 6, 9, 2),
+}
+
+
+def draw_rows(space: spaces.Space, count: int) -> np.ndarray:
+    """Draw rows as a distribution gives them: indices, bits, numbers also beyond the bounds."""
+    rng = np.random.default_rng(0)
+    columns = []
+    for leaf in action_leaves(space).values():
+        size = int(np.prod(leaf.shape))
+        if isinstance(leaf, spaces.Box):
+            columns.append(rng.normal(0, 2, (count, size)))
+        else:
+            options = 2 if isinstance(leaf, spaces.MultiBinary) else (
+                leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec.ravel())
+            columns.append(rng.integers(options, size=(count, size)))
+    return np.concatenate(columns, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_sizes(kind: str) -> None:
+    space, *sizes = ACTIONS[kind]
+    assert [num_columns(space), num_action_parameters(space), mask_size(space)] == sizes
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_rows_become_valid_actions(kind: str, squash: bool) -> None:
+    space = ACTIONS[kind][0]
+    rows = draw_rows(space, 200)
+    untouched = rows.copy()
+    batch = unflatten_actions(space, rows, squash=squash)
+    actions = list(iterate(batch_space(space, 200), batch))  # as SyncVectorEnv hands them to its environments
+    assert len(actions) == 200
+    assert all(space.contains(action) for action in actions)
+    assert (rows == untouched).all()
+    for row, action in zip(rows[:20], actions, strict=False):  # a row's action does not depend on the others
+        (alone,) = iterate(batch_space(space, 1), unflatten_actions(space, row[None], squash=squash))
+        assert data_equivalence(alone, action)
+
+
+def test_every_choice_has_its_index() -> None:
+    assert unflatten_actions(spaces.Discrete(3, start=5), np.float32([[0], [1], [2]])).tolist() == [5, 6, 7]
+    space = spaces.MultiDiscrete([[2], [3]], start=[[10], [-1]])
+    assert unflatten_actions(space, np.float32([[0, 0], [1, 2]])).tolist() == [[[10], [-1]], [[11], [1]]]
+    assert unflatten_actions(spaces.MultiBinary((1, 2)), np.float32([[0, 1], [1, 1]])).tolist() == [[[0, 1]], [[1, 1]]]
+
+
+def test_parts_lie_side_by_side_in_the_order_of_the_space() -> None:
+    space = spaces.Dict({  # which gymnasium sorts
+        "b": spaces.MultiBinary(2), "a": spaces.Tuple((spaces.Discrete(9), spaces.Box(-1, 1, (2,))))})
+    assert list(action_leaves(space)) == ["a/0", "a/1", "b"]
+    action = unflatten_actions(space, np.float32([[7, 0.25, -0.5, 0, 1]]))
+    assert list(action) == ["a", "b"]
+    assert action["a"][0].tolist() == [7]
+    assert action["a"][1].tolist() == [[0.25, -0.5]]
+    assert action["b"].tolist() == [[0, 1]]
+
+
+def test_bounded_actions_are_in_units_of_their_range_and_clipped() -> None:
+    space = spaces.Box(np.array([-2.0, 0.0, -1.0], np.float32), np.array([2.0, 10.0, 1.0], np.float32))
+    actions = np.array([[-1, -1, -1], [0, 0, 0], [1, 1, 1], [0.5, -0.5, 0.25], [9, -9, 9]], np.float32)
+    expected = [[-2, 0, -1], [0, 5, 0], [2, 10, 1], [1, 2.5, 0.25], [2, 0, 1]]
+    scaled = unflatten_actions(space, actions)
+    assert scaled.dtype == np.float32
+    assert np.allclose(scaled, expected)
+
+
+def test_unbounded_actions_pass_and_half_bounded_ones_are_clipped() -> None:
+    space = spaces.Box(np.array([-inf, 0.0], np.float32), np.array([inf, inf], np.float32))
+    actions = np.array([[-7.0, -7.0], [7.0, 7.0], [0.0, 0.5]], np.float32)
+    assert (unflatten_actions(space, actions) == [[-7, 0], [7, 7], [0, 0.5]]).all()
+
+
+def test_whole_numbers_are_rounded_to() -> None:
+    space = spaces.Box(0, 2, (1,), np.int64)
+    actions = unflatten_actions(space, np.float32([[-3], [-0.51], [-0.49], [0], [0.49], [0.51], [3]]))
+    assert actions.dtype == np.int64
+    assert actions.ravel().tolist() == [0, 0, 1, 1, 1, 2, 2]
+
+
+def test_squashed_actions_are_tanh_in_units_of_the_range() -> None:
+    space = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+    actions = np.random.default_rng(0).normal(0, 2, (50, 2)).astype(np.float32)
+    expected = np.tanh(actions) * [2, 5] + [0, 5]
+    np.testing.assert_allclose(unflatten_actions(space, actions, squash=True), expected, rtol=1e-5, atol=1e-5)
+    assert (unflatten_actions(space, np.float32([[-1e9, 1e9]]), squash=True) == [[-2, 10]]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rounding_never_leaves_the_bounds(dtype: type) -> None:
+    bounds = np.sort(np.random.default_rng(0).normal(0, 10, (2, 500)), 0).astype(dtype)
+    space = spaces.Box(bounds[0], bounds[1], dtype=dtype)
+    for extreme in (-1, 1, 5):
+        (action,) = unflatten_actions(space, np.full((1, 500), extreme, np.float32))
+        assert space.contains(action)
+        np.testing.assert_allclose(action, bounds[max(0, min(extreme, 1))], 1e-5, 0.02 if dtype == np.float16 else 0)
+
+
+@pytest.mark.parametrize(("space", "part"), [
+    (spaces.Text(3), "the action space"), (spaces.Box(-1, 1, (0,)), "the action space"),
+    (spaces.Sequence(spaces.Discrete(2)), "the action space"),
+    (spaces.Tuple((spaces.Discrete(2), spaces.Text(3))), "part '1' of the action space"),
+    (spaces.Dict(move=spaces.Dict(far=spaces.Graph(vector(2), None))), "part 'move/far' of the action space"),
+])
+def test_unsupported_actions_are_refused_naming_the_part(space: spaces.Space, part: str) -> None:
+    with pytest.raises(UserError) as refused:
+        action_leaves(space)
+    assert str(refused.value).startswith(f"{part} is ")
+    assert "supported are" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_masks_are_joined_into_one_row_of_bits() -> None:
+    for mask in (np.array([1, 0, 1, 1, 0], np.int8), np.array([1, 0, 1, 1, 0], bool), [True, False, True, True, False],
+                 (np.array([1, 0]), np.array([True, True, False])), [np.array([1, 0]), ([1], np.array([[1, 0]]))]):
+        row = flatten_mask(mask)
+        assert row.dtype == bool
+        assert row.tolist() == [True, False, True, True, False]

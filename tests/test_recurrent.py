@@ -1,0 +1,353 @@
+"""Recurrent policies: the learner unrolls what the policy worker computed step by step; memory stays where it belongs.
+
+An episode's first observation may lie anywhere in a trajectory: the hidden state before it is 0, no gradient passes it.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from config import Config, make_config
+from flat_spaces import Observation
+from learner import Learner, join_groups
+from model import ActorCritic, RecurrentCore, make_model
+from policy_worker import PolicyWorker
+from rollout_worker import RolloutWorker
+from shared_buffers import RESUME, SLOT, SPLIT, SharedBuffers
+
+CPU = torch.device("cpu")
+T = 12
+AGENTS = 6
+OBS = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
+ACTIONS = spaces.MultiDiscrete([3, 2])
+KINDS = [("gru", 1), ("gru", 2), ("lstm", 1), ("lstm", 2)]
+RECURRENCES = [T, 4, 1]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Use one thread: on tiny tensors a second one only waits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class ShortEpisodes:
+    """Observations (environment / 10, whether it is an episode's first, two random numbers); episodes of few steps.
+
+    It follows the contract of `envs.VectorEnv`.
+    """
+
+    obs_space: ClassVar = OBS
+    action_space = ACTIONS
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+    def reset(self, seed: int) -> Observation:
+        self.ids, self.rng = np.arange(seed, seed + self.num_envs), np.random.default_rng(seed)
+        self.done = np.zeros(self.num_envs, bool)
+        return self.observe(np.ones(self.num_envs, bool))
+
+    def observe(self, is_first: np.ndarray) -> Observation:
+        noise = self.rng.normal(size=(self.num_envs, 2))
+        return {"obs": np.column_stack([self.ids / 10, is_first, noise]).astype(np.float32)}
+
+    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray]:
+        is_first = self.done
+        self.done = ~self.done & (self.rng.random(self.num_envs) < 0.4)
+        truncated = self.done & (self.rng.random(self.num_envs) < 0.5)
+        return self.observe(is_first), self.rng.normal(size=self.num_envs), self.done & ~truncated, truncated
+
+    def close(self) -> None: ...
+
+
+def make_cfg(**settings: Any) -> Config:
+    return make_config({"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": AGENTS,
+                        "worker_num_splits": 2, "rollout": T, "batch_size": AGENTS * T, "encoder_mlp_layers": (8,),
+                        "rnn_size": 7, "use_rnn": True, "normalize_input": False, "normalize_returns": False}, settings)
+
+
+class Rig:
+    """A policy worker and a learner with one model, whose heads are enlarged so that an error shows."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.cfg = make_cfg(**settings)
+        torch.manual_seed(0)
+        model = make_model(self.cfg, OBS, ACTIONS)
+        torch.nn.init.normal_(model.policy_head.weight, std=3.0)
+        torch.nn.init.normal_(model.value_head.weight, std=3.0)
+        self.buffers = SharedBuffers(self.cfg, OBS, ACTIONS, model, CPU, None)
+        self.policy_worker = PolicyWorker(self.cfg, self.buffers, CPU)
+        self.learner = Learner(self.cfg, self.buffers, CPU, lambda report: None)
+        self.learner.steps_per_pass = 20  # so that every minibatch is evaluated in several parts
+
+    def sample(self, num_trajectories: int) -> list[list[dict[str, Tensor]]]:
+        """Run the real rollout worker; return so many consecutive trajectories [T(+1), ...] of each agent."""
+        worker = RolloutWorker(self.cfg, self.buffers, 0, lambda report: None, lambda cfg, n: ShortEpisodes(n))
+        worker.handle(RESUME, 0)
+        torch.manual_seed(1)
+        by_agent: dict[int, list[dict[str, Tensor]]] = {}
+        while len(by_agent) < AGENTS or min(map(len, by_agent.values())) < num_trajectories:
+            self.policy_worker.serve([self.buffers.requests.get_nowait()])
+            worker.handle(*self.buffers.inboxes[0].get_nowait())
+            while not self.buffers.trajectories_done.empty():
+                _, slot = self.buffers.trajectories_done.get()
+                data = {name: tensor[slot].clone() for name, tensor in self.buffers.trajectories.items()}
+                by_agent.setdefault(round(10 * float(data["obs/obs"][0, 0])), []).append(data)
+                for tensor in self.buffers.trajectories.values():
+                    tensor[slot] = 77  # what a slot held before must never be seen again
+                worker.handle(SLOT, slot)
+        return [by_agent[agent][:num_trajectories] for agent in range(AGENTS)]
+
+    def act(self, obs: Tensor, new_episode: Tensor, states: Tensor) -> dict[str, Tensor]:
+        """Let the policy worker act on given observations [B, T+1, 4] and episode starts; return the trajectories."""
+        data = self.buffers.trajectories
+        data["obs/obs"].copy_(obs)
+        data["new_episode"].copy_(new_episode)
+        data["rnn_states"][:, 0] = states
+        self.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(self.buffers.agent_slot))
+        for t in range(T):
+            self.buffers.agent_t.fill_(t)
+            self.policy_worker.serve([(SPLIT, split) for split in range(self.cfg.num_splits)])
+        return {name: tensor.clone() for name, tensor in data.items()}
+
+    def act_randomly(self, seed: int) -> dict[str, Tensor]:
+        """Act on random observations, from random states; episodes begin anywhere, also twice in a row."""
+        rng = torch.Generator().manual_seed(seed)
+        new_episode = torch.rand(AGENTS, T + 1, generator=rng) < 0.3
+        new_episode[0] = False
+        new_episode[1] = True
+        new_episode[2, [0, 5, 6, T]] = True
+        states = torch.randn(AGENTS, self.learner.model.state_size, generator=rng)
+        return self.act(torch.randn(AGENTS, T + 1, 4, generator=rng), new_episode, states)
+
+    def unroll(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluate trajectories as the learner does: parameters [B, T+1, D], values [B, T+1]."""
+        groups = self.learner.sequences(data)
+        outputs = list(self.learner.map(self.learner.evaluate,
+                                        [part for group in groups for part in self.learner.split(group)]))
+        assert len(outputs) > 1
+        steps = [group["new_episode"].numel() for group in groups]
+        return tuple(join_groups(torch.cat(rows), steps, len(data["valid"])) for rows in zip(*outputs, strict=True))
+
+    def step_by_step(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the same from a loop over time, with gradients through as many steps as the learner's."""
+        model, outputs = self.learner.model, []
+        for t in range(T + 1):
+            if t % self.cfg.bptt_steps == 0 and (t < T or self.cfg.bptt_steps < T):
+                states = data["rnn_states"][:, t]
+            obs = model.normalize({"obs": data["obs/obs"][:, t]}, torch.float32)
+            states = states.masked_fill(data["new_episode"][:, t, None], 0.0)
+            parameters, values, states = model(obs, states, torch.zeros(AGENTS, 1, dtype=torch.bool))
+            outputs.append((parameters, values))
+        return tuple(torch.stack(rows, 1) for rows in zip(*outputs, strict=True))
+
+
+def stack(trajectories: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([part[name] for part in trajectories]) for name in trajectories[0]}
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+# ---- the learner sees what the policy worker saw ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learner_threads", [1, 2])
+@pytest.mark.parametrize("recurrence", RECURRENCES)
+@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
+def test_unrolled_outputs_are_those_of_acting(rnn_type: str, layers: int, recurrence: int,
+                                              learner_threads: int) -> None:
+    rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers, recurrence=recurrence, learner_threads=learner_threads)
+    agents = rig.sample(5)
+    begins = stack([part for agent in agents for part in agent])["new_episode"]
+    assert begins.any(0).all(), "episodes begin in every row"
+    assert not begins.all(0).any()
+    for k in range(5):
+        data = stack([agent[k] for agent in agents])
+        parameters, values = rig.unroll(data)
+        assert_close(parameters[:, :-1], data["action_parameters"])
+        assert_close(values[:, :-1], data["values"])
+        if k < 4:  # the bootstrap observation is the next trajectory's first
+            following = stack([agent[k + 1] for agent in agents])
+            assert torch.equal(data["obs/obs"][:, -1], following["obs/obs"][:, 0])
+            assert_close(parameters[:, -1], following["action_parameters"][:, 0])
+            assert_close(values[:, -1], following["values"][:, 0])
+    assert parameters.std() > 0.1
+    assert values.std() > 0.1
+
+    data = rig.act_randomly(seed=0)
+    parameters, values = rig.unroll(data)
+    assert_close(parameters[:, :-1], data["action_parameters"])
+    assert_close(values[:, :-1], data["values"])
+
+
+def test_the_loss_gets_the_outputs_of_acting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for recurrence in RECURRENCES:
+        rig = Rig(recurrence=recurrence)
+        data = rig.act_randomly(seed=1)
+
+        def loss(parameters: Tensor, values: Tensor, minibatch: dict[str, Tensor],
+                 acted: dict[str, Tensor] = data) -> tuple[Tensor, dict[str, Tensor]]:
+            assert_close(parameters[:-1].transpose(0, 1), acted["action_parameters"])
+            assert_close(values[:-1].T, acted["values"])
+            return parameters.sum() + values.sum(), {"seen": torch.tensor(True)}
+
+        monkeypatch.setattr(rig.learner, "loss", loss)
+        assert rig.learner.backward(data)["seen"]
+
+
+@pytest.mark.parametrize("learner_threads", [1, 2])
+@pytest.mark.parametrize("recurrence", RECURRENCES)
+@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
+def test_gradients_are_those_of_a_loop_over_time(rnn_type: str, layers: int, recurrence: int, learner_threads: int,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers, recurrence=recurrence, learner_threads=learner_threads)
+    data = rig.act_randomly(seed=2)
+    rng = torch.Generator().manual_seed(3)
+    weights = torch.randn(AGENTS, T + 1, 5, generator=rng), torch.randn(AGENTS, T + 1, generator=rng)
+
+    def weighted_sum(parameters: Tensor, values: Tensor) -> Tensor:
+        return (weights[0] * parameters).sum() + (weights[1] * values).sum()
+
+    names, tensors = zip(*rig.learner.model.named_parameters(), strict=True)
+    expected = torch.autograd.grad(weighted_sum(*rig.step_by_step(data)), tensors)
+    monkeypatch.setattr(rig.learner, "loss", lambda parameters, values, _: (
+        weighted_sum(parameters.transpose(0, 1), values.T), {}))
+    rig.learner.backward(data)
+    for name, tensor, gradient in zip(names, tensors, expected, strict=True):
+        assert gradient.any(), name
+        torch.testing.assert_close(tensor.grad, gradient, rtol=1e-4, atol=1e-4)
+
+
+# ---- where gradients go ----------------------------------------------------------------------------------------------
+
+
+def first_step_seen(new_episode: Tensor, t: int) -> int:
+    """Return the step from which on an output at step t depends on its inputs; -1: also on the state before step 0."""
+    begins = new_episode[: t + 1].nonzero().flatten().tolist()
+    return begins[-1] if begins else -1
+
+
+@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
+def test_no_gradient_of_the_core_crosses_an_episode_start(rnn_type: str, layers: int) -> None:
+    torch.manual_seed(0)
+    core = RecurrentCore(make_cfg(rnn_type=rnn_type, rnn_num_layers=layers), 3)
+    features = torch.randn(4, T, 3, requires_grad=True)
+    states = torch.randn(4, core.state_size, requires_grad=True)
+    new_episode = torch.zeros(4, T, dtype=torch.bool)
+    new_episode[1, 0] = new_episode[2, [3, 4, T - 1]] = True
+    new_episode[3] = torch.rand(T) < 0.3
+    outputs, last_states = core(features, states, new_episode)
+    for row in range(4):
+        for t in range(T):
+            gradient, state_gradient = torch.autograd.grad(outputs[row, t].sum(), (features, states),
+                                                           retain_graph=True)
+            begin = first_step_seen(new_episode[row], t)
+            expected = torch.zeros(4, T, dtype=torch.bool)
+            expected[row, max(begin, 0) : t + 1] = True
+            assert torch.equal(gradient.any(-1), expected), (row, t)
+            assert torch.equal(state_gradient.any(-1), (torch.arange(4) == row) & (begin == -1)), (row, t)
+    gradient, = torch.autograd.grad(last_states[2].sum(), features)
+    assert torch.equal(gradient[2].any(-1), torch.arange(T) == T - 1)
+
+
+@pytest.mark.parametrize("recurrence", RECURRENCES)
+def test_no_gradient_of_the_learner_crosses_an_episode_start_or_a_segment(recurrence: int) -> None:
+    rig = Rig(recurrence=recurrence)
+    data = rig.act_randomly(seed=4)
+    data["obs/obs"].requires_grad_()
+    data["rnn_states"].requires_grad_()
+    parameters, values = rig.unroll(data)
+    for row in range(AGENTS):
+        for t in range(T + 1):
+            segment = t // recurrence * recurrence if t < T or recurrence < T else 0
+            begin = first_step_seen(data["new_episode"][row], t)
+            expected = torch.zeros(AGENTS, T + 1, dtype=torch.bool)
+            expected[row, max(begin, segment) : t + 1] = True
+            states_expected = torch.zeros(AGENTS, T + 1, dtype=torch.bool)
+            states_expected[row, segment] = begin < segment
+            for output in (parameters[row, t].sum(), values[row, t]):
+                gradient, state_gradient = torch.autograd.grad(output, (data["obs/obs"], data["rnn_states"]),
+                                                               retain_graph=True)
+                assert torch.equal(gradient.any(-1), expected), (row, t)
+                assert torch.equal(state_gradient.any(-1), states_expected), (row, t)
+
+
+# ---- whose state it is -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
+def test_each_agent_has_the_hidden_state_of_its_own_past(rnn_type: str, layers: int) -> None:
+    """Follow every agent alone, over several trajectories, from its first observation on."""
+    rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers)
+    agents = rig.sample(4)
+    for parts in agents:
+        state = torch.zeros(1, rig.learner.model.state_size)
+        for k, part in enumerate(parts):
+            if k:
+                assert torch.equal(part["rnn_states"][0], parts[k - 1]["rnn_states"][-1])
+            is_first = part["obs/obs"][:, 1] == 1
+            assert torch.equal(part["new_episode"], is_first)
+            for t in range(T):
+                assert_close(part["rnn_states"][t], state[0])
+                state = torch.zeros_like(state) if is_first[t] else state
+                with torch.no_grad():
+                    parameters, values, state = rig.learner.model(
+                        {"obs": part["obs/obs"][t, None]}, state, torch.zeros(1, 1, dtype=torch.bool))
+                assert_close(part["action_parameters"][t], parameters[0])
+                assert_close(part["values"][t], values[0])
+    states = stack([parts[0] for parts in agents])["rnn_states"]
+    assert torch.cdist(states[:, -1], states[:, -1]).fill_diagonal_(1).min() > 0.01, "the agents' states differ"
+
+
+@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
+def test_what_one_agent_sees_changes_no_other_agents_outputs(rnn_type: str, layers: int) -> None:
+    rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers)
+    torch.manual_seed(5)
+    data = rig.act_randomly(seed=5)
+    obs, states = data["obs/obs"].clone(), data["rnn_states"][:, 0].clone()
+    obs[3] += 1
+    states[3] -= 1
+    torch.manual_seed(5)
+    other = rig.act(obs, data["new_episode"], states)
+    others = torch.arange(AGENTS) != 3
+    for name in ("rnn_states", "action_parameters", "values", "actions", "log_probs"):
+        assert torch.equal(other[name][others], data[name][others]), name
+        assert not torch.equal(other[name][3], data[name][3]), name
+    for mine, theirs in zip(rig.unroll(data), rig.unroll(other), strict=True):
+        assert_close(mine[others], theirs[others])
+
+
+def test_a_hidden_state_is_forgotten_whatever_it_holds() -> None:
+    """The state before an episode's first observation may be anything, even what is not finite."""
+    rig = Rig(rnn_type="lstm")
+    data = rig.act_randomly(seed=6)
+    data["new_episode"][:, [0, 4, T]] = True
+    data = rig.act(data["obs/obs"], data["new_episode"], data["rnn_states"][:, 0])
+    forgotten = data["rnn_states"].clone()
+    forgotten[data["new_episode"]] = torch.nan
+    for recurrence in RECURRENCES:
+        rig = Rig(rnn_type="lstm", recurrence=recurrence)
+        for mine, theirs in zip(rig.unroll(data), rig.unroll(data | {"rnn_states": forgotten}), strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.isfinite().all()
+
+
+@pytest.mark.parametrize(("settings", "size"), [
+    ({"use_rnn": False}, 0), ({"rnn_type": "gru"}, 7), ({"rnn_type": "gru", "rnn_num_layers": 3}, 21),
+    ({"rnn_type": "lstm"}, 14), ({"rnn_type": "lstm", "rnn_num_layers": 2}, 28)])
+def test_trajectories_hold_hidden_states_of_the_right_size(settings: dict[str, Any], size: int) -> None:
+    rig = Rig(**settings)
+    assert rig.learner.model.state_size == size
+    assert rig.buffers.specs["rnn_states"].shape == (T + 1, size)
+    assert rig.buffers.trajectories["rnn_states"].shape == (AGENTS, T + 1, size)
+    assert isinstance(rig.learner.model, ActorCritic)

@@ -1,0 +1,288 @@
+"""Every kind of observation and action learns: tiny environments whose chance level is known, trained in this process.
+
+Each run is short and exactly repeatable (`serial_mode`). Scores are fractions of what a perfect policy gets; a run must
+come `FAR` from the chance level to 1.
+"""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny_envs
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from appo import APPO
+from config import Config, UserError, make_config
+from envs import make_vector_env
+from learner import Learner
+from model import ActorCritic, make_model
+from policy_worker import PolicyWorker
+from shared_buffers import SPLIT, SharedBuffers
+
+CPU = torch.device("cpu")
+FAR = 0.8
+TINY: dict[str, Any] = {
+    "serial_mode": True, "async_rl": False, "device": "cpu", "precision": "float32",
+    "num_workers": 1, "num_envs_per_worker": 16, "worker_num_splits": 1, "rollout": 16,
+    "batch_size": 128, "num_batches_per_epoch": 2, "num_epochs": 4, "learning_rate": 1e-2, "ppo_clip_ratio": 0.2,
+    "max_grad_norm": 1.0, "gamma": 0.0,  # every step is a task of its own
+    "initial_stddev": 0.5, "encoder_mlp_layers": (32,), "encoder_conv_architecture": "convnet_small",
+    "encoder_conv_mlp_layers": (32,)}
+
+
+def train(env: Callable, train_dir: Path, env_steps: int, **settings: Any) -> APPO:
+    """Train for so many env_steps, return the ended system."""
+    with APPO(env, train_dir=str(train_dir), **TINY | settings) as appo:
+        appo.train(env_steps)
+    return appo
+
+
+def assert_learned(env: Callable, appo: APPO) -> None:
+    score = appo.records.mean_return / getattr(env, "reward_scale", 1.0)
+    assert score > env.chance + FAR * (1 - env.chance), f"{score:.3f}, by chance {env.chance:.3f}"
+
+
+def names(prefix: str) -> list[type[gym.Env]]:
+    return [env for name, env in inspect.getmembers(tiny_envs, inspect.isclass) if name.startswith(prefix)]
+
+
+# ---- the environments themselves -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [*names("Reads"), *names("Acts"), *names("Masks"), tiny_envs.Recalls])
+def test_random_actions_get_the_chance_level(env: type[gym.Env]) -> None:
+    """And observations are of the space; otherwise the tests below would prove little."""
+    env, score = env(), 0.0
+    env.action_space.seed(0)
+    num_episodes = 12_000 // (env.LENGTH if isinstance(env, tiny_envs.Recalls) else tiny_envs.STEPS)
+    for episode in range(num_episodes):
+        obs, info = env.reset(seed=0 if episode == 0 else None)
+        over = False
+        while not over:
+            assert env.observation_space.contains(obs)
+            action = env.action_space.sample(allowed(env, obs, info))
+            obs, reward, over, _, info = env.step(action)
+            score += reward
+    assert score / num_episodes == pytest.approx(env.chance, abs=0.03)
+
+
+def allowed(env: gym.Env, obs: Any, info: dict[str, Any]) -> Any:
+    """Return the mask in the form of `Space.sample`."""
+    if isinstance(env, tiny_envs.MasksOfParts):
+        first, second = info["action_mask"]
+        return first.astype(np.int8), None, second.astype(np.int8)
+    return obs["action_mask"] if isinstance(env, tiny_envs.MasksInObs) and not info else info.get("action_mask")
+
+
+# ---- learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", names("Reads"))
+def test_learns_from_every_kind_of_observation(env: type[gym.Env], tmp_path: Path) -> None:
+    assert_learned(env, train(env, tmp_path, 3072 if "Image" in env.__name__ else 4096))
+
+
+@pytest.mark.parametrize("env", names("Acts"))
+def test_learns_every_kind_of_action(env: type[gym.Env], tmp_path: Path) -> None:
+    assert_learned(env, train(env, tmp_path, 6144))
+
+
+@pytest.mark.parametrize("settings", [{"squash_actions": True}, {"adaptive_stddev": True},
+                                      {"squash_actions": True, "adaptive_stddev": True}])
+def test_learns_continuous_actions_of_every_kind(settings: dict[str, Any], tmp_path: Path) -> None:
+    assert_learned(tiny_envs.ActsBox, train(tiny_envs.ActsBox, tmp_path, 6144, **settings))
+
+
+@pytest.mark.parametrize("env", names("Masks"))
+def test_learns_with_action_masks_and_never_chooses_what_is_forbidden(env: type[gym.Env], tmp_path: Path) -> None:
+    assert_learned(env, train(env, tmp_path, 4096))  # the environment raises at a forbidden action
+
+
+def test_acting_and_learning_processes_handle_masks_and_nested_spaces(tmp_path: Path) -> None:
+    """The same in processes of their own, which find the environment by its name."""
+    env = tiny_envs.MasksOfParts
+    assert_learned(env, train(env, tmp_path, 12_288, serial_mode=False, async_rl=True, rollout=8,
+                              worker_num_splits=2, stall_timeout_sec=60.0))
+
+
+# ---- zero lag --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [*names("Masks"), tiny_envs.ActsDict])
+@pytest.mark.parametrize("memory", [{}, {"use_rnn": True, "recurrence": 8}, {"use_rnn": True, "rnn_type": "lstm"}])
+def test_ratio_is_1_in_the_first_sgd_step_of_a_dataset(env: type[gym.Env], memory: dict[str, Any],
+                                                       tmp_path: Path) -> None:
+    steps: list[dict[str, Tensor]] = []
+    with APPO(env, train_dir=str(tmp_path), **TINY | {"rnn_size": 16} | memory) as appo:
+        sgd_step = appo.learner.sgd_step
+        appo.learner.sgd_step = lambda data: steps.append(sgd_step(data)) or steps[-1]
+        appo.train(6 * 256)
+    per_dataset = TINY["num_batches_per_epoch"] * TINY["num_epochs"]
+    assert len(steps) >= 5 * per_dataset
+    for step in steps[::per_dataset]:
+        assert step["ratio_min"] == pytest.approx(1, abs=1e-5)
+        assert step["ratio_max"] == pytest.approx(1, abs=1e-5)
+        assert abs(step["kl"]) < 1e-5
+    assert all(step["ratio_max"] > 1.01 for step in steps[per_dataset - 1 :: per_dataset]), "later the policy has moved"
+
+
+def test_serial_mode_with_memory_and_masks_gives_the_same_numbers_twice(tmp_path: Path) -> None:
+    first, second = (train(tiny_envs.MasksOfParts, tmp_path / name, 1024, use_rnn=True, rnn_size=16, seed=3).learner
+                     for name in ("first", "second"))
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+# an episode takes 7 rows, its reset included; so trajectories cut episodes everywhere
+RECALL: dict[str, Any] = {"rollout": 16, "gamma": 0.95, "rnn_size": 32}
+
+
+@pytest.mark.parametrize("memory", [{"rnn_type": "gru"}, {"rnn_type": "lstm"}, {"rnn_type": "gru", "rnn_num_layers": 2},
+                                    {"rnn_type": "gru", "recurrence": 8}])
+def test_a_recurrent_policy_recalls_the_beginning_of_an_episode(memory: dict[str, Any], tmp_path: Path) -> None:
+    env = tiny_envs.Recalls
+    assert_learned(env, train(env, tmp_path, 12_288, use_rnn=True, **RECALL | memory))
+
+
+def test_without_a_memory_nothing_is_recalled(tmp_path: Path) -> None:
+    env = tiny_envs.Recalls
+    appo = train(env, tmp_path, 12_288, **RECALL)
+    assert appo.records.mean_return < env.chance + 0.2  # of the last 100 episodes: 4.6 standard deviations
+
+
+# ---- the size of rewards ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_vtrace", [True, False])
+def test_learns_the_same_whatever_the_size_of_the_rewards(with_vtrace: bool, tmp_path: Path) -> None:
+    """The first values, which are random, must not be taken for returns either."""
+    scores = {}
+    for env in (tiny_envs.ReadsVector, tiny_envs.HugeRewards, tiny_envs.TinyRewards):
+        appo = train(env, tmp_path, 4096, gamma=0.9, with_vtrace=with_vtrace)
+        assert_learned(env, appo)
+        scores[env] = appo.records.mean_return / env.reward_scale
+    assert scores == pytest.approx(dict.fromkeys(scores, scores[tiny_envs.ReadsVector]), abs=0.05)
+
+
+@pytest.mark.parametrize("with_vtrace", [True, False])
+def test_value_targets_are_those_of_unnormalized_returns(with_vtrace: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value head in units of the returns' deviation, and one in units of the rewards, that say the same."""
+    mean, deviation = 70.0, 400.0
+    seen = []
+    name = "vtrace" if with_vtrace else "gae"
+    function = getattr(__import__("vtrace"), name)
+    monkeypatch.setattr(f"learner.{name}", lambda *args: seen.append(function(*args)) or seen[-1])
+    for normalize_returns in (True, False):
+        cfg = make_config(TINY, {"env": "tiny_envs:ReadsVector", "normalize_returns": normalize_returns,
+                                 "with_vtrace": with_vtrace, "gamma": 0.95})
+        env = make_vector_env(cfg, 1)
+        torch.manual_seed(0)
+        model = make_model(cfg, env.obs_space, env.action_space)
+        with torch.no_grad():
+            torch.nn.init.orthogonal_(model.value_head.weight, deviation)
+            model.value_head.bias.fill_(50.0)
+            if normalize_returns:
+                model.returns.mean.fill_(mean)
+                model.returns.var.fill_(deviation**2)
+                model.returns.count.fill_(1000)
+                model.value_head.bias.sub_(mean).div_(deviation)
+                model.value_head.weight.div_(deviation)
+        data = act(cfg, model, env)
+        buffers = SharedBuffers(cfg, env.obs_space, env.action_space, model, CPU, None)
+        learner = Learner(cfg, buffers, CPU, lambda report: None)
+        data["log_probs"] += 0.3 * torch.randn(data["log_probs"].shape, generator=torch.Generator().manual_seed(0))
+        if not with_vtrace:
+            data["targets"], data["advantages"] = learner.gae_targets(data)
+        learner.backward(data)
+    (targets, advantages), (expected_targets, expected_advantages) = seen
+    scale = expected_targets.abs().mean()
+    assert scale > 50
+    torch.testing.assert_close(targets / scale, expected_targets / scale, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(advantages / scale, expected_advantages / scale, rtol=1e-5, atol=1e-5)
+
+
+def act(cfg: Config, model: ActorCritic, env: Any) -> dict[str, Tensor]:
+    """Return trajectories [B, T(+1), ...] of random observations and rewards with a few episode ends."""
+    buffers = SharedBuffers(cfg, env.obs_space, env.action_space, model, CPU, None)
+    rng = torch.Generator().manual_seed(1)
+    data = buffers.trajectories
+    data["obs/obs"].normal_(generator=rng)
+    data["rewards"].normal_(30.0, 100.0, generator=rng)
+    data["valid"].fill_(True)
+    ends = torch.rand(data["rewards"].shape, generator=rng)
+    data["terminated"].copy_(ends < 0.1)
+    data["truncated"].copy_((ends >= 0.1) & (ends < 0.2))
+    buffers.agent_slot.copy_(torch.arange(cfg.num_agents).view_as(buffers.agent_slot))
+    policy_worker = PolicyWorker(cfg, buffers, CPU)
+    torch.manual_seed(2)
+    for t in range(cfg.rollout):
+        buffers.agent_t.fill_(t)
+        policy_worker.serve([(SPLIT, split) for split in range(cfg.num_splits)])
+    return data
+
+
+# ---- normalization of observations by name ---------------------------------------------------------------------------
+
+
+LEAVES = {"camera": spaces.Box(0, 255, (4, 4, 1), np.uint8), "pose": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+          "gear": spaces.Discrete(3), "bits": spaces.MultiBinary(2)}
+
+
+def make_obs() -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    return {"camera": torch.randint(0, 256, (40, 4, 4, 1), generator=rng, dtype=torch.uint8),
+            "pose": 5 + 2 * torch.randn(40, 3, generator=rng), "gear": torch.randint(0, 3, (40,), generator=rng),
+            "bits": torch.randint(0, 2, (40, 2), generator=rng, dtype=torch.uint8)}
+
+
+def normalized(obs: dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
+    """Return what the encoder gets after the statistics have seen the same observations once."""
+    model = ActorCritic(make_config(TINY, {"env": "test"}, settings), LEAVES, spaces.Discrete(2))
+    model.update_normalizers(obs, torch.ones(len(obs["gear"]), dtype=torch.bool))
+    return model.normalize(obs, torch.float32)
+
+
+def standardized(x: Tensor) -> Tensor:
+    return ((x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()).clamp(-5, 5)
+
+
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value.float(), rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_obs_subtract_mean_and_obs_scale_apply_to_images_and_vectors_only() -> None:
+    obs = make_obs()
+    gear = torch.nn.functional.one_hot(obs["gear"], 3)
+    expected = {"camera": obs["camera"] / 255, "pose": obs["pose"], "gear": gear, "bits": obs["bits"]}
+    assert_same(normalized(obs, normalize_input=False), expected)
+    expected |= {"camera": (obs["camera"].float() - 4) / 255, "pose": obs["pose"] - 4}
+    assert_same(normalized(obs, normalize_input=False, obs_subtract_mean=4.0), expected)
+    expected |= {"camera": (obs["camera"].float() - 4) / 10, "pose": (obs["pose"] - 4) / 10}
+    assert_same(normalized(obs, normalize_input=False, obs_subtract_mean=4.0, obs_scale=10.0), expected)
+    expected |= {name: standardized(expected[name]) for name in ("camera", "pose")}  # of what was scaled
+    assert_same(normalized(obs, obs_subtract_mean=4.0, obs_scale=10.0), expected)
+
+
+@pytest.mark.parametrize("keys", [(), ("camera",), ("pose",), ("pose", "gear"), ("bits", "camera")])
+def test_normalize_input_keys_chooses_what_is_normalized(keys: tuple[str, ...]) -> None:
+    obs = make_obs()
+    expected = {"camera": obs["camera"] / 255, "pose": obs["pose"],
+                "gear": torch.nn.functional.one_hot(obs["gear"], 3).float(), "bits": obs["bits"].float()}
+    expected |= {name: standardized(expected[name]) for name in keys or ("camera", "pose")}
+    assert_same(normalized(obs, normalize_input_keys=keys), expected)
+
+
+def test_unknown_normalize_input_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no observation 'lidar'; there are camera, gear, pose"):
+        train(tiny_envs.ReadsDict, tmp_path, 100, normalize_input_keys=("pose", "lidar"))
+    assert not list(tmp_path.iterdir())

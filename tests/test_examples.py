@@ -1,0 +1,99 @@
+"""The extension points: what is in `examples/`, and a user's own script in a folder of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config import UserError, find_function, reference
+from examples.custom_encoder import FourierEncoder
+
+ROOT = Path(__file__).parent.parent
+QUICK = ["--num_workers=1", "--num_envs_per_worker=8", "--train_for_env_steps=3000", "--rollout=16", "--batch_size=128",
+         "--num_batches_per_epoch=1"]
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=120,
+                          check=False, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.parametrize(("flag", "name", "env"), [
+    ("--env", "custom_env:make_corridor", ""),
+    ("--encoder", "custom_encoder:FourierEncoder", "CartPole-v1"),
+    ("--core", "custom_core:LeakyCore", "CartPole-v1"),
+    ("--model", "custom_model:SeparateNetworks", "CartPole-v1"),
+])
+def test_an_example_is_short_and_trains_and_plays_in_spawned_processes(flag: str, name: str, env: str,
+                                                                       tmp_path: Path) -> None:
+    source = ROOT / "examples" / f"{name.split(':', maxsplit=1)[0]}.py"
+    assert len(source.read_text().splitlines()) <= 40
+    chosen = ["--env", env or f"examples.{name}", f"--train_dir={tmp_path}"]
+    part = [f"{flag}=examples.{name}"] if env else []
+    trained = run(ROOT, "train.py", *chosen, *part, *QUICK)
+    assert trained.returncode == 0, trained.stderr
+    summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
+    assert summary["env_steps"] >= 3000
+    assert summary["sgd_steps"] > 5
+    played = run(ROOT, "evaluate.py", *chosen, "--episodes=2")
+    assert played.returncode == 0, played.stderr
+    assert "2 episodes: return" in played.stdout
+
+
+SCRIPT = '''
+import sys
+import gymnasium as gym
+from appo import APPO
+from model import FeedForwardCore, LeafEncoders, ActorCritic
+
+class MyEncoder(LeafEncoders):
+    pass
+
+class MyCore(FeedForwardCore):
+    pass
+
+class MyModel(ActorCritic):
+    pass
+
+def make_my_env(render_mode=None):
+    return gym.make("CartPole-v1")
+
+if __name__ == "__main__":
+    parts = {"model": MyModel} if "model" in sys.argv else {"encoder": MyEncoder, "core": MyCore}
+    with APPO(make_my_env, num_workers=1, num_envs_per_worker=8, rollout=16, batch_size=128, **parts) as appo:
+        appo.train(2000)
+        print("parts:", appo.cfg.env, appo.cfg.encoder, appo.cfg.core, appo.cfg.model)
+'''
+
+
+@pytest.mark.parametrize(("argument", "parts"), [
+    ("parts", "parts: my_script:make_my_env my_script:MyEncoder my_script:MyCore"),
+    ("model", "parts: my_script:make_my_env   my_script:MyModel")])
+def test_parts_defined_in_the_running_script_reach_every_process(argument: str, parts: str, tmp_path: Path) -> None:
+    (tmp_path / "my_script.py").write_text(SCRIPT)
+    result = run(tmp_path, "my_script.py", argument)
+    assert result.returncode == 0, result.stderr
+    assert parts in result.stdout
+    assert (tmp_path / "train_dir" / "my_script_make_my_env" / "summary.json").exists()
+
+
+def test_a_function_is_found_under_the_name_it_is_given() -> None:
+    assert reference(FourierEncoder) == "examples.custom_encoder:FourierEncoder"
+    assert find_function("encoder", reference(FourierEncoder)) is FourierEncoder
+
+
+@pytest.mark.parametrize("function", [lambda cfg, obs_space: None, FourierEncoder.forward])
+def test_a_function_that_other_processes_cannot_find_is_refused(function: object) -> None:
+    with pytest.raises(UserError, match="must be defined at the top level of a file"):
+        reference(function)
+
+
+@pytest.mark.parametrize(("name", "complaint"), [
+    ("no_such_module:Encoder", "there is no module 'no_such_module'.*PYTHONPATH"),
+    ("examples.custom_encoder:Encoder", "has no function 'Encoder' .did you mean FourierEncoder"),
+    (":Encoder", "cannot be imported"), ("math:pi", "has no function 'pi'")])
+def test_a_name_that_leads_nowhere_is_refused(name: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        find_function("encoder", name)

@@ -1,6 +1,7 @@
 """Draw learning curves: `python plot.py train_dir/PongNoFrameskip-v4 curve.png` (several runs: one curve each).
 
-Reads each run's `metrics.jsonl`; the true mean return of the last 100 episodes over minutes of training and env_steps.
+Reads each run's `metrics.jsonl`; the true mean return of the last 100 episodes over minutes of training and env_steps,
+and the scores of evaluations during training as dots.
 """
 
 import argparse
@@ -23,13 +24,23 @@ def read_curve(run_dir: Path) -> tuple[list[float], list[float], list[float]]:
             [row["mean_return"] for row in rows])
 
 
+def read_evaluations(run_dir: Path) -> tuple[list[float], list[float]]:
+    """Read the millions of env_steps and the mean returns of evaluations during training (`--eval_every_env_steps`)."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "eval_return" in row]
+    return [row["eval_env_steps"] / 1e6 for row in rows], [row["eval_return"] for row in rows]
+
+
 def draw(run_dirs: list[Path], output: Path, goal: float | None) -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
     for run_dir in run_dirs:
         minutes, env_steps, returns = read_curve(run_dir)
-        panels[0].plot(minutes, returns, label=run_dir.name)
-        panels[1].plot(env_steps, returns, label=run_dir.name)
+        color = panels[0].plot(minutes, returns, label=run_dir.name)[0].get_color()
+        panels[1].plot(env_steps, returns, color=color, label=run_dir.name)
+        evaluated_at, scores = read_evaluations(run_dir)
+        if scores:
+            panels[1].plot(evaluated_at, scores, "o", markersize=3, color=color, label=f"{run_dir.name}, evaluation")
     panels[0].set(xlabel="minutes", ylabel="mean return of the last 100 episodes")
     panels[1].set(xlabel="million env_steps")
     for panel in panels:

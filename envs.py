@@ -94,7 +94,14 @@ PROFILES: dict[str, dict[str, Any]] = {
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
         "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128), "learner_threads": 2,
     },
-    "other": {},
+    "other": {
+        "num_envs": 32, "rollout": 32,
+        "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
+        "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
+        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5,
+        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
+        "encoder_mlp_layers": (256, 256), "rnn_size": 128,
+    },
 }
 
 # module that registers the environments whose id begins so, and the package to install

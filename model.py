@@ -423,18 +423,21 @@ class ActorCritic(nn.Module):
 
 
 def initialize(module: nn.Module, gain: float) -> None:
-    """Make all weight matrices of our own modules orthogonal and all biases 0; parts of your own keep their weights."""
+    """Make weight matrices orthogonal and biases 0; an LSTM's forget gates begin at 1: it begins by remembering.
+
+    Only our own modules: parts of your own keep their weights.
+    """
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Conv2d)):
             nn.init.orthogonal_(part.weight, gain)
             nn.init.zeros_(part.bias)
         elif isinstance(part, (nn.GRU, nn.LSTM)):
-            for parameter in part.parameters():
-                if parameter.dim() == 2:  # gate by gate, since each is a matrix of its own
-                    for gate in parameter.data.split(part.hidden_size):
-                        nn.init.orthogonal_(gate, gain)
-                else:
-                    nn.init.zeros_(parameter)
+            for name, parameter in part.named_parameters():
+                gates = parameter.data.split(part.hidden_size)
+                for gate in gates:
+                    nn.init.orthogonal_(gate, gain) if gate.dim() == 2 else nn.init.zeros_(gate)
+                if isinstance(part, nn.LSTM) and name.startswith("bias_ih"):
+                    nn.init.ones_(gates[1])  # input, forget, cell, output
 
 
 def require(module: nn.Module, kind: str, *attributes: str) -> None:

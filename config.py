@@ -404,7 +404,8 @@ def make_parser(description: str, epilog: str = "") -> OneLineParser:
     The parsed namespace holds only what was given.
     """
     parser = OneLineParser(description=description, epilog=epilog, allow_abbrev=False,
-                           argument_default=argparse.SUPPRESS)
+                           argument_default=argparse.SUPPRESS,
+                           formatter_class=argparse.RawDescriptionHelpFormatter)  # keeps the epilog's lines
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(Config):
         meta = field.metadata

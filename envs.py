@@ -18,6 +18,7 @@ import difflib
 import importlib
 import os
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -196,10 +197,11 @@ def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_profiles() -> str:
-    """Describe the profiles in one line each, for the command line's help."""
-    lines = (f"{name}: " + ", ".join(f"{key}={value}" for key, value in settings.items())
-             for name, settings in PROFILES.items() if settings)
-    return "Families have defaults of their own. " + "; ".join(lines)
+    """Describe the profiles in one paragraph each, for the command line's help."""
+    paragraphs = (f"{name}: " + ", ".join(f"{key}={value}" for key, value in settings.items())
+                  for name, settings in PROFILES.items())
+    return "families have defaults of their own:\n" + "\n".join(
+        textwrap.fill(paragraph, 100, initial_indent="  ", subsequent_indent="    ") for paragraph in paragraphs)
 
 
 # ---- the contract ------------------------------------------------------------------------------------------------

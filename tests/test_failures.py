@@ -228,7 +228,8 @@ def make_env():
     return Steady()
 
 if __name__ == "__main__":
-    with APPO(make_env, num_workers=1, num_envs_per_worker=4, batch_size=128) as appo:
+    with APPO(make_env, num_workers=1, num_envs_per_worker=4, rollout=32, batch_size=128,
+              num_batches_per_epoch=1) as appo:
         appo.train(300)
 """
 

@@ -9,8 +9,8 @@ other file has to tell one kind from another. Environments with a batched implem
 CartPole: in C++ and NumPy); all others run in gymnasium's `SyncVectorEnv`.
 
 Each family has a profile: the settings of `Config` that learn well there, as data ("num_envs" is the number of all
-environments, spread over the rollout workers). Used by `rollout_worker.py`,
-`appo.py` (the spaces), `evaluator.py` and `evaluate.py`.
+environments, spread over the rollout workers). Used by `rollout_worker.py`, `appo.py` (the spaces), `evaluator.py` and
+`evaluate.py`.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ import os
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -283,7 +282,7 @@ class VectorEnv:
 
     def _read_mask(self, source: dict[str, Any], done: np.ndarray) -> np.ndarray:
         """Return the action masks [N, M] bool; after an episode's end, where no action follows, all is allowed."""
-        size = sum(self._num_options)
+        size = mask_size(self.action_space)
         if isinstance(source.get(ACTION_MASK), dict):
             raise UserError(f"{self._name}: the action mask is a dict; give one array, or a tuple of arrays in the "
                             "order of the choices")
@@ -453,7 +452,8 @@ def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: An
 class OneHotCells(gym.ObservationWrapper):
     """Turns the codes of MiniGrid's cells (object, color, state) into planes of 0 and 255, one for each code.
 
-    A network can hardly tell a ball from a key when they are 6 and 5 of one number.
+    A network can hardly tell a ball from a key when they are 6 and 5 of one number. (MiniGrid's own wrapper for this
+    loops over the cells in Python.)
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -483,11 +483,11 @@ def vizdoom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
     """
     from vizdoom import ScreenResolution  # noqa: PLC0415  optional package
 
+    kwargs: dict[str, Any] = {"doom_config_path": os.devnull}  # it would save its settings in the working folder
     small = 0 < cfg.res_w <= 160 and cfg.res_h <= 120  # a third faster than the default 320x240
-    kwargs = {"screen_resolution": ScreenResolution.RES_160X120} if small else {}
-    scratch = Path(tempfile.gettempdir()) / f"vizdoom-{os.getuid()}"  # it leaves its files in the working folder
-    scratch.mkdir(exist_ok=True)
-    with contextlib.chdir(scratch):
+    if small:
+        kwargs["screen_resolution"] = ScreenResolution.RES_160X120
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):  # and leaves an empty folder there
         env = single_env(cfg, spec, render_mode, frame_skip=cfg.env_frameskip, **kwargs)
         env.reset()
     return env

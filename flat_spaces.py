@@ -17,7 +17,7 @@ Used by `envs.py` (conversion), `model.py` and `distributions.py` (sizes), `shar
 
 import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,20 +35,23 @@ Observation = dict[str, np.ndarray]
 # ---- observations ------------------------------------------------------------------------------------------------
 
 
-def obs_leaves(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
+def obs_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     """List the leaves of an observation space. Raises `UserError` naming the part that is not supported."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        leaves: dict[str, spaces.Space] = {}
-        for key, part in _parts(space):
-            _merge(leaves, obs_leaves(part, f"{path}/{key}" if path else key))
-        return leaves
-    return {path or "obs": _leaf(space, path or "obs")}
+    return _leaves(space, _obs_leaf, "obs")
 
 
-def _merge(leaves: dict[str, spaces.Space], new: dict[str, spaces.Space]) -> None:
-    if leaves.keys() & new.keys():
-        raise UserError(f"two parts of a space have the path '{min(leaves.keys() & new.keys())}'; rename one of them")
-    leaves |= new
+def _leaves(space: spaces.Space, make_leaf: Callable[[spaces.Space, str], spaces.Space], name: str, prefix: str = "",
+            ) -> dict[str, spaces.Space]:
+    """Collect make_leaf(part, path) for all parts of a nested space, by path; a plain space has the path `name`."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return {name: make_leaf(space, name)}
+    leaves: dict[str, spaces.Space] = {}
+    for key, part in _parts(space):
+        new = _leaves(part, make_leaf, f"{prefix}{key}", f"{prefix}{key}/")
+        if twice := leaves.keys() & new.keys():
+            raise UserError(f"two parts of a space have the path '{min(twice)}'; rename one of them")
+        leaves |= new
+    return leaves
 
 
 def _parts(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[str, spaces.Space]]:
@@ -56,7 +59,7 @@ def _parts(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[str, spaces.Spac
     return ((str(key), part) for key, part in named)
 
 
-def _leaf(space: spaces.Space, name: str) -> spaces.Space:
+def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
     if _is_text(space):
         return spaces.MultiBinary(TEXT_BITS)
     if isinstance(space, spaces.Discrete):
@@ -109,7 +112,7 @@ def _flatten_leaf(space: spaces.Space, obs: Any) -> np.ndarray:
         return (np.asarray(obs, np.int64) - space.start).reshape(len(obs), -1)
     if isinstance(space, spaces.MultiBinary):
         return obs.reshape(len(obs), -1)
-    return obs.reshape(len(obs), *_leaf(space, "").shape) if len(space.shape) in (0, 2) else obs
+    return obs.reshape(len(obs), *_obs_leaf(space, "").shape) if len(space.shape) in (0, 2) else obs
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -123,17 +126,16 @@ def hash_words(text: str) -> np.ndarray:
 # ---- actions -----------------------------------------------------------------------------------------------------
 
 
-def action_leaves(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
+def action_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     """List the parts of an action space. Raises `UserError` naming the part that is not supported."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        leaves: dict[str, spaces.Space] = {}
-        for key, part in _parts(space):
-            _merge(leaves, action_leaves(part, f"{path}/{key}" if path else key))
-        return leaves
+    return _leaves(space, _action_leaf, "")
+
+
+def _action_leaf(space: spaces.Space, name: str) -> spaces.Space:
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) or (
             isinstance(space, spaces.Box) and 0 not in space.shape):
-        return {path: space}
-    part = f"part '{path}' of the action space" if path else "the action space"
+        return space
+    part = f"part '{name}' of the action space" if name else "the action space"
     raise UserError(f"{part} is {space}; supported are Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple "
                     "of these")
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -39,15 +38,6 @@ SPACES = {
 CASES = [(name, False) for name in SPACES] + [("box", True), ("nested", True)]
 DISCRETE = ("discrete", "multi_discrete", "multi_binary")
 KINDS = {"discrete": Categorical, "multi_binary": Bernoulli, "box": DiagonalGaussian}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """Use one thread: on tiny tensors a second one only waits, badly so on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def plain_parts(space: spaces.Space) -> list[spaces.Space]:

@@ -201,6 +201,16 @@ def test_serial_mode_gives_the_same_numbers_twice(tmp_path: Path, eval_determini
     assert metrics(runs[0].cfg.run_dir) == metrics(runs[1].cfg.run_dir)
 
 
+def test_serial_training_is_the_same_with_and_without_evaluation(tmp_path: Path) -> None:
+    losses = []
+    for period in (0, PERIOD):
+        with make("CartPole-v1", tmp_path / str(period), serial_mode=True, eval_every_env_steps=period) as appo:
+            appo.train(1200)
+        losses.append([row["loss"] for row in metrics(appo.cfg.run_dir) if "loss" in row])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) > 1
+
+
 class Bench:
     """An evaluator in this process, whose weights and environments the test holds."""
 

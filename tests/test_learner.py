@@ -4,7 +4,6 @@ import copy
 import itertools
 import math
 import queue
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +36,6 @@ OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 DISCRETE = spaces.Discrete(3)
 CONTINUOUS = spaces.Box(-1, 1, (2,), np.float32)
 TRAJECTORIES = 4  # of one minibatch
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """Use one thread: on tiny tensors a second one only waits, badly so on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Rig:

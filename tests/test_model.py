@@ -1,7 +1,6 @@
 """Tests of `model.py`: normalizers of observations and returns, encoders, initialization, masks and precision."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,6 @@ from model import (
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """Use one thread: on tiny tensors a second one only waits, badly so on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def config(**settings: object) -> Config:

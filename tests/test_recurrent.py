@@ -3,7 +3,6 @@
 An episode's first observation may lie anywhere in a trajectory: the hidden state before it is 0, no gradient passes it.
 """
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,15 +26,6 @@ OBS = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 ACTIONS = spaces.MultiDiscrete([3, 2])
 KINDS = [("gru", 1), ("gru", 2), ("lstm", 1), ("lstm", 2)]
 RECURRENCES = [T, 4, 1]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """Use one thread: on tiny tensors a second one only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class ShortEpisodes:

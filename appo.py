@@ -23,26 +23,44 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
 import torch.multiprocessing
 from gymnasium import spaces
 
 import checkpoint
-from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of
+from config import Config, UserError, cpu_cores, find_function, load_saved, make_config, reference, run_dir_of
 from envs import make_vector_env, profile
 from evaluator import Evaluator
 from learner import Learner
 from model import body_dtype, choose_device, make_model
+from pbt import Decision, kinds_by_mapping, kinds_of_policies
 from policy_worker import PolicyWorker
+from population import Population
 from records import Records
 from rollout_worker import RolloutWorker
-from shared_buffers import EVALUATE, PAUSE, RESUME, SAVE, SAVE_PERIODIC, STOP, SharedBuffers, take_all
+from shared_buffers import (
+    EVALUATE,
+    PAUSE,
+    RESUME,
+    SAVE,
+    SAVE_DONOR,
+    SAVE_PERIODIC,
+    STOP,
+    SharedBuffers,
+    check_num_slots,
+    num_bytes,
+    take_all,
+    trajectory_specs,
+)
+from vector_env import EnvInfo, describe
 
 STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
 
@@ -70,20 +88,23 @@ class APPO:
         cfg = self.cfg = configure({name: reference(value) if callable(value) else value
                                     for name, value in given.items()})
         context = None if cfg.serial_mode else start_context()  # first, since it takes seconds
-        self.device = choose_device(cfg.device)
-        self.obs_space, self.action_space = probe_spaces(cfg)
-        torch.manual_seed(cfg.seed)
-        model = make_model(cfg, self.obs_space, self.action_space)
-        path = checkpoint.find_checkpoint(cfg.run_dir) if cfg.restart_behavior == "resume" else None
-        state = checkpoint.load_checkpoint(path) if path else None
-        if state is not None:
-            checkpoint.load_weights(model, state, path)
-        self.buffers = SharedBuffers(cfg, self.obs_space, self.action_space, model, self.device, context)
+        self.devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
+        self.info = probe(cfg)
+        kind_of_policy = assign_kinds(cfg, self.info)
+        models, paths, states = zip(*(load_policy(cfg, policy, *self.info.kinds[kind])
+                                      for policy, kind in enumerate(kind_of_policy)), strict=True)
+        check_num_slots(cfg, len(self.info.agents))
+        self.memory_bytes = estimate_memory(cfg, self.info, kind_of_policy, models, self.devices)
+        check_memory(cfg, self.memory_bytes)
+        self.buffers = SharedBuffers(cfg, self.info, kind_of_policy, models, self.devices, context)
         # after everything that may be refused, since it may move or delete an old run
         self.run_dir_lock = prepare_run_dir(cfg)
-        if state is not None:
-            self.buffers.env_steps[0] = state["env_steps"]
-            self.buffers.weights.publish(model, state["sgd_steps"])
+        resumed = any(states)
+        for policy, (model, state) in enumerate(zip(models, states, strict=True)):
+            if state is not None:
+                self.buffers.env_steps[0] = max(int(self.buffers.env_steps[0]), state["env_steps"])
+                self.buffers.policy_steps[0, policy] = state.get("policy_steps", state["env_steps"])
+                self.restore_weights(policy, model, state)
         self.processes: list[Any] = []
         # also when nobody calls close(): multiprocessing would wait for ever for children that ignore SIGTERM
         self.finalizer = weakref.finalize(self, kill_all, self.processes)
@@ -94,14 +115,18 @@ class APPO:
         self.moved: dict[str, tuple[int, float]] = {}  # each counter's value and when it last changed
         self.ended = False
         try:
-            self._start(context, path)
-            self.records = Records(cfg, resumed=state is not None, sgd_steps=state["sgd_steps"] if state else 0)
+            self.population = Population(cfg, self.buffers, resumed=resumed) if cfg.with_pbt else None
+            self._start(context, paths)
+            self.records = Records(cfg, resumed=resumed,
+                                   sgd_steps=[state["sgd_steps"] if state else 0 for state in states])
             self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start")
         except BaseException:
             self._kill()
             os.close(self.run_dir_lock)
             raise
-        self.records.log(self._describe(model, state))
+        self.records.log(self._describe(models[0], resumed=resumed))
+        if self.population is not None:
+            self._record_population([])
 
     # ---- public --------------------------------------------------------------------------------------------------
 
@@ -109,6 +134,11 @@ class APPO:
     def env_steps(self) -> int:
         """Count the env_steps sampled so far, resumes included."""
         return int(self.buffers.env_steps.sum())
+
+    @property
+    def versions(self) -> list[int]:
+        """Return the SGD steps of each policy."""
+        return [policy.weights.version for policy in self.buffers.policies]
 
     def train(self, env_steps: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Train for so many more env_steps, by default until `train_for_env_steps` or `train_for_seconds`.
@@ -137,8 +167,9 @@ class APPO:
                 self._advance()
                 self._check_progress(sampling=True)
                 self._request_evaluation()
-                for save in self.records.tick(self.env_steps, int(self.buffers.weights.version)):
-                    self._request_save(save)
+                for policy, kind in self.records.tick(self.env_steps, sum(self.versions)):
+                    self._request_save(policy, kind)
+                self._update_population()
             self._send_all(self.buffers.inboxes, (PAUSE, 0))
             self.records.end(self.env_steps)
             self._request_evaluation()
@@ -154,8 +185,9 @@ class APPO:
 
     def save(self) -> None:
         """Write a checkpoint of what has been learned from all trajectories finished so far."""
-        self._request_save(SAVE_PERIODIC)
-        self._wait_until(lambda: self.pending_saves == 0, "the learner did not save")
+        for policy in range(self.cfg.num_policies):
+            self._request_save(policy, SAVE_PERIODIC)
+        self._wait_until(lambda: self.pending_saves == 0, "a learner did not save")
 
     def close(self) -> None:
         """Save, stop every component, and write the final records."""
@@ -166,6 +198,8 @@ class APPO:
                 self.buffers.stopping.fill_(True)
                 self.save()
                 self._stop()
+                if self.population is not None:
+                    self.population.draw()
         finally:
             self._kill()
             self.records.close(self.env_steps)
@@ -181,26 +215,49 @@ class APPO:
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
-    def _start(self, context: Any, resume_from: Path | None) -> None:
-        cfg, buffers, device = self.cfg, self.buffers, self.device
+    def restore_weights(self, policy: int, model: torch.nn.Module, state: dict[str, Any]) -> None:
+        """Publish the weights of a checkpoint, and the snapshots that lie beside it."""
+        weights = self.buffers.policies[policy].weights
+        if self.cfg.self_play_past_fraction:
+            folder = checkpoint.policy_dir(self.cfg.run_dir, policy)
+            for path in sorted(folder.glob("snapshot_*.pt"))[-self.cfg.self_play_snapshots:]:
+                snapshot = checkpoint.load_checkpoint(path)
+                checkpoint.load_weights(model, snapshot, path)
+                weights.add_snapshot(model, snapshot["sgd_steps"])
+            model.load_state_dict(state["model"])
+        weights.publish(model, state["sgd_steps"])
+
+    def _start(self, context: Any, resume_from: Sequence[Path | None]) -> None:
+        cfg, buffers = self.cfg, self.buffers
         if context is None:
             torch.set_num_threads(1)  # as in every process of the other modes
             torch.manual_seed(cfg.seed)
             self.rollout_workers = [RolloutWorker(cfg, buffers, worker, self._receive)
                                     for worker in range(cfg.num_workers)]
-            self.policy_worker = PolicyWorker(cfg, buffers, device)
-            self.learner = Learner(cfg, buffers, device, self._receive, resume_from)
+            self.policy_workers = [PolicyWorker(cfg, buffers, policy, device)
+                                   for policy, device in enumerate(self.devices)]
+            self.learners = [Learner(cfg, buffers, policy, device, self._receive, path)
+                             for policy, (device, path) in enumerate(zip(self.devices, resume_from, strict=True))]
             if cfg.eval_every_env_steps:
-                self.evaluator = Evaluator(cfg, buffers, device, self._receive)
+                self.evaluator = Evaluator(cfg, buffers, self.devices, self._receive)
             return
         sampler = buffers.without_weights()
         for worker in range(cfg.num_workers):
             self._spawn(context, f"rollout_worker_{worker}", RolloutWorker, (cfg, sampler, worker), niceness=10)
-        for worker in range(cfg.policy_workers_per_policy):
-            self._spawn(context, f"policy_worker_{worker}", PolicyWorker, (cfg, buffers, device))
-        self._spawn(context, "learner", Learner, (cfg, buffers, device), resume_from=resume_from)
+        for policy, device in enumerate(self.devices):
+            for worker in range(cfg.policy_workers_per_policy):
+                self._spawn(context, f"policy_worker_{self._number(policy)}{worker}", PolicyWorker,
+                            (cfg, buffers, policy, device))
+            self._spawn(context, self._learner_name(policy), Learner, (cfg, buffers, policy, device),
+                        resume_from=resume_from[policy])
         if cfg.eval_every_env_steps:
-            self._spawn(context, "evaluator", Evaluator, (cfg, buffers, device), niceness=10)
+            self._spawn(context, "evaluator", Evaluator, (cfg, buffers, self.devices), niceness=10)
+
+    def _number(self, policy: int) -> str:
+        return f"{policy}_" if self.cfg.num_policies > 1 else ""
+
+    def _learner_name(self, policy: int) -> str:
+        return f"learner_{self._number(policy)}".rstrip("_")
 
     def _spawn(self, context: Any, name: str, component: type, args: tuple, niceness: int = 0,
                **kwargs: Any) -> None:
@@ -223,8 +280,9 @@ class APPO:
                 self.evaluator.close()
             return
         self._send_all(buffers.inboxes, (STOP, 0))
-        self._send_all([buffers.requests] * cfg.policy_workers_per_policy, (STOP, 0))
-        self._send_all([buffers.trajectories_done, buffers.evaluations], (STOP, 0))
+        for policy in buffers.policies:
+            self._send_all([policy.requests] * cfg.policy_workers_per_policy, (STOP, 0))
+        self._send_all([*(policy.trajectories for policy in buffers.policies), buffers.evaluations], (STOP, 0))
         deadline = time.monotonic() + STOP_GRACE_SEC
         while any(process.is_alive() for process in self.processes) and time.monotonic() < deadline:
             self._read_reports(0.05, expect_death=True)
@@ -249,12 +307,14 @@ class APPO:
         for worker in self.rollout_workers:
             while not worker.inbox.empty():
                 worker.handle(*worker.inbox.get())
-        while not self.buffers.trajectories_done.empty():
-            self.learner.handle(*self.buffers.trajectories_done.get())
+        for learner, policy in zip(self.learners, self.buffers.policies, strict=True):
+            while not policy.trajectories.empty():
+                learner.handle(*policy.trajectories.get())
         while not self.buffers.evaluations.empty():
             self.evaluator.handle(*self.buffers.evaluations.get())
-        if not self.buffers.requests.empty():
-            self.policy_worker.serve(take_all(self.buffers.requests, self.buffers.requests_lock))
+        for worker, policy in zip(self.policy_workers, self.buffers.policies, strict=True):
+            if not policy.requests.empty():
+                worker.serve(take_all(policy.requests, policy.requests_lock))
 
     def _read_reports(self, timeout_sec: float, *, expect_death: bool = False) -> None:
         for pipe in wait(list(self.pipes), timeout_sec):
@@ -270,13 +330,17 @@ class APPO:
         kind, *content = report
         if kind == "error":
             raise ComponentError(*content)
+        if kind == "refused":
+            raise UserError(*content)
         if kind == "ready":
             self.num_ready += 1
             return
-        if kind == "saved":
+        if kind == "saved" and content[1] == SAVE_DONOR:
+            self.population.donor_saved(content[0])
+        elif kind == "saved":
             self.pending_saves -= 1
         elif kind == "evaluated":
-            self.evaluating = False
+            self.evaluating = content[0] < self.cfg.num_policies - 1  # the policies take turns
         self.records.add(kind, content, self.env_steps)
 
     def _obituary(self, name: str) -> str:
@@ -294,7 +358,7 @@ class APPO:
         counters = {}
         if sampling:
             counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps.tolist())}
-            counters["learner"] = int(self.buffers.weights.version)
+            counters |= {self._learner_name(policy): version for policy, version in enumerate(self.versions)}
         if self.evaluating:
             counters["evaluator"] = int(self.buffers.evaluation_steps)
         for name, value in counters.items():
@@ -313,9 +377,21 @@ class APPO:
                 raise ComponentError(f"{complaint} within {seconds:.0f} s")
             self._advance()
 
-    def _request_save(self, kind: int) -> None:
+    def _request_save(self, policy: int, kind: int) -> None:
         self.pending_saves += 1
-        self.buffers.trajectories_done.put((SAVE, kind))
+        self.buffers.policies[policy].trajectories.put((SAVE, kind))
+
+    def _update_population(self) -> None:
+        """Let population-based training decide about the policies that are due."""
+        if self.population is not None:
+            steps = self.buffers.policy_steps.sum(0).tolist()
+            decisions = self.population.update(self.records.objectives, steps)
+            if decisions:
+                self._record_population(decisions)
+
+    def _record_population(self, decisions: list[Decision]) -> None:
+        numbers = [self.population.numbers(policy) for policy in range(self.cfg.num_policies)]
+        self.records.add_population(decisions, numbers, self.env_steps)
 
     def _request_evaluation(self) -> None:
         """Ask for an evaluation when one is due and none is under way."""
@@ -330,23 +406,30 @@ class APPO:
         for destination in queues:
             destination.put(message)
 
-    def _describe(self, model: torch.nn.Module, state: dict[str, Any] | None) -> str:
-        cfg = self.cfg
-        dtype = str(body_dtype(cfg, self.device, self.obs_space)).removeprefix("torch.")
+    def _describe(self, model: torch.nn.Module, *, resumed: bool) -> str:
+        cfg, info = self.cfg, self.info
+        lines = []
+        for kind, (obs_space, action_space) in enumerate(info.kinds):
+            observations = ", ".join(f"{name} {describe_space(space)}" for name, space in obs_space.items())
+            names = [name for name, of in zip(info.agents, info.kind_of_agent, strict=True) if of == kind]
+            agents = f" ({', '.join(names)})" if len(info.agents) > 1 else ""
+            lines.append(f"{cfg.env}{agents}: {observations} -> {action_space}")
+        dtype = str(body_dtype(cfg, self.devices[0], info.kinds[0][0])).removeprefix("torch.")
         mode = "serial" if cfg.serial_mode else "asynchronous" if cfg.async_rl else "synchronous"
-        lines = [
-            f"{cfg.env}: {', '.join(f'{name} {describe_space(space)}' for name, space in self.obs_space.items())} -> "
-            f"{self.action_space}",
+        policies = f"{cfg.num_policies} policies, each with " if cfg.num_policies > 1 else ""
+        devices = ", ".join(dict.fromkeys(map(str, self.devices)))
+        lines += [
             f"{mode}: {cfg.num_workers} rollout workers x {cfg.num_envs_per_worker} environments in "
-            f"{cfg.worker_num_splits} splits, {cfg.policy_workers_per_policy} policy worker(s), 1 learner; "
-            f"{cpu_description()}, networks on {self.device} in {dtype}",
+            f"{cfg.worker_num_splits} splits, {policies}{cfg.policy_workers_per_policy} policy worker(s), 1 learner; "
+            f"{cpu_description()}, networks on {devices} in {dtype}",
             f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "
             f"{cfg.num_epochs} epoch(s); {sum(p.numel() for p in model.parameters()):,} parameters; "
-            f"{self.buffers.num_bytes / 1e6:.1f} MB of trajectories in shared memory",
+            f"about {self.memory_bytes / 1e9:.1f} GB of memory, {self.buffers.num_bytes / 1e6:.1f} MB of it "
+            "trajectories in shared memory",
             f"records in {cfg.run_dir}",
         ]
-        if state is not None:
-            lines.append(f"resumed at env_steps={state['env_steps']:,} sgd_steps={state['sgd_steps']:,}")
+        if resumed:
+            lines.append(f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}")
         return "\n".join(lines)
 
 
@@ -377,6 +460,10 @@ def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Co
         running = component(*args, **kwargs)
         pipe.send(("ready",))
         running.run()
+    except UserError as error:
+        with contextlib.suppress(OSError):
+            pipe.send(("refused", str(error)))
+        sys.exit(1)
     except BaseException:  # noqa: BLE001  whatever it is, the supervisor must hear of it
         name = multiprocessing.current_process().name
         with contextlib.suppress(OSError):
@@ -420,6 +507,40 @@ def start_context() -> Any:
     return context
 
 
+# measured: the supervisor with its server of processes, and a component without its model and its batches
+SUPERVISOR_BYTES, COMPONENT_BYTES = 340_000_000, 100_000_000
+
+
+def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module],
+                    devices: Sequence[torch.device]) -> int:
+    """Estimate the bytes of memory of all processes, without what environments and activations take."""
+    total = SUPERVISOR_BYTES
+    slots = cfg.num_workers * cfg.num_envs_per_worker * len(info.agents)
+    for kind, model, device in zip(kind_of_policy, models, devices, strict=True):
+        specs = trajectory_specs(cfg, *info.kinds[kind], model.state_size)
+        total += num_bytes(specs, slots + 2 * cfg.trajectories_per_dataset)
+        # weights: published, of each worker, of the learner with gradients and both moments of Adam; snapshots
+        copies = 5 + cfg.policy_workers_per_policy
+        if cfg.self_play_past_fraction:
+            copies += cfg.self_play_snapshots * (1 + cfg.policy_workers_per_policy)
+        if device.type == "cpu":
+            total += copies * 4 * sum(tensor.numel() for tensor in model.state_dict().values())
+    if not cfg.serial_mode:
+        total += (cfg.num_workers + cfg.num_policies * (1 + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
+    return total
+
+
+def check_memory(cfg: Config, needed: int) -> None:
+    """Raise `UserError` when a run needs more memory than the machine has left."""
+    available = psutil.virtual_memory().available
+    if needed > available:
+        fewer = int(available / needed * cfg.num_policies)
+        cure = f"use --num_policies={fewer}, or lower" if fewer > 0 and cfg.num_policies > 1 else "lower"
+        raise UserError(f"--num_policies={cfg.num_policies} needs about {needed / 1e9:.1f} GB of memory ({needed:,} "
+                        f"bytes), {available / 1e9:.1f} GB are free; {cure} --num_envs_per_worker, --rollout or "
+                        "--batch_size")
+
+
 def describe_space(space: Any) -> str:
     """Show a space in a few characters: a Box by its shape."""
     return "x".join(map(str, space.shape)) if isinstance(space, spaces.Box) else str(space)
@@ -434,12 +555,36 @@ def cpu_description() -> str:
 # ---- the run's folder --------------------------------------------------------------------------------------------
 
 
-def probe_spaces(cfg: Config) -> tuple[dict[str, Any], Any]:
-    """Make and reset one environment to learn its spaces (an action mask may only show in the info of a reset)."""
+def probe(cfg: Config) -> EnvInfo:
+    """Make and reset one environment to learn about it (an action mask may only show in the info of a reset)."""
     env = make_vector_env(cfg, 1)
     env.reset(cfg.seed)
     env.close()
-    return env.obs_space, env.action_space
+    return describe(env)
+
+
+def assign_kinds(cfg: Config, info: EnvInfo) -> list[int]:
+    """Tell which kind of agents each policy plays. Raises `UserError` when that is impossible."""
+    if cfg.self_play_past_fraction and len(info.agents) < 2:
+        raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
+                        "agent")
+    if not cfg.policy_mapping:
+        return kinds_of_policies(len(info.kinds), cfg.num_policies)
+    mapping, rng = find_function("policy_mapping", cfg.policy_mapping), np.random.default_rng(cfg.seed)
+    draws = [mapping(info.agents, cfg.num_policies, rng) for _ in range(1000)]
+    return kinds_by_mapping(draws, info.agents, info.kind_of_agent, cfg.num_policies)
+
+
+def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],
+                action_space: Any) -> tuple[torch.nn.Module, Path | None, dict[str, Any] | None]:
+    """Make a policy's model, with the weights of its last checkpoint if the run is resumed and has one."""
+    torch.manual_seed(cfg.seed + policy)
+    model = make_model(cfg, obs_space, action_space)
+    path = checkpoint.find_checkpoint(cfg.run_dir, policy=policy) if cfg.restart_behavior == "resume" else None
+    state = checkpoint.load_checkpoint(path) if path else None
+    if state is not None:
+        checkpoint.load_weights(model, state, path)
+    return model, path, state
 
 
 def configure(given: Mapping[str, Any]) -> Config:
@@ -475,7 +620,8 @@ def prepare_run_dir(cfg: Config) -> int:
                 shutil.rmtree(run_dir)
             else:
                 run_dir.rename(unused_name(run_dir))
-        checkpoint.policy_dir(run_dir).mkdir(parents=True, exist_ok=True)
+        for policy in range(cfg.num_policies):
+            checkpoint.policy_dir(run_dir, policy).mkdir(parents=True, exist_ok=True)
         lock = lock_folder(run_dir)
         cfg.save(run_dir / "config.json")
     except OSError as error:

@@ -1,8 +1,9 @@
 """Checkpoints: written atomically, loaded without executing pickled code, found and pruned by name.
 
 A checkpoint is one file of plain numbers, tensors and dicts. Its name carries its age,
-`checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time; `best.pt` and `milestone_...pt` lie
-beside them. Used by `learner.py` (writes), `appo.py` (resume) and `evaluate.py` (reads).
+`checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt`, `milestone_...pt`,
+the opponents for self-play, `snapshot_...pt`, and `donor.pt`, which another policy copies. Used by `learner.py`
+(writes), `appo.py` (resume) and `evaluate.py` (reads).
 """
 
 import os
@@ -14,10 +15,12 @@ from torch import nn
 
 from config import UserError
 
+DONOR = "donor.pt"
 
-def policy_dir(run_dir: Path) -> Path:
-    """Return the folder of the policy's checkpoints."""
-    return run_dir / "checkpoints" / "policy_00"
+
+def policy_dir(run_dir: Path, policy: int = 0) -> Path:
+    """Return the folder of a policy's checkpoints."""
+    return run_dir / "checkpoints" / f"policy_{policy:02}"
 
 
 def checkpoint_name(prefix: str, sgd_steps: int, env_steps: int) -> str:
@@ -35,15 +38,15 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
     os.replace(temporary, path)
 
 
-def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Delete all periodic checkpoints but the newest `keep`."""
-    for path in sorted(folder.glob("checkpoint_*.pt"))[:-keep]:
+def prune_checkpoints(folder: Path, keep: int, prefix: str = "checkpoint") -> None:
+    """Delete all checkpoints with names of this prefix but the newest `keep`."""
+    for path in sorted(folder.glob(f"{prefix}_*.pt"))[:-keep]:
         path.unlink()
 
 
-def find_checkpoint(run_dir: Path, which: str = "latest") -> Path | None:
-    """Find the newest checkpoint of a run, or the best one; None when there is none."""
-    folder = policy_dir(run_dir)
+def find_checkpoint(run_dir: Path, which: str = "latest", policy: int = 0) -> Path | None:
+    """Find the newest checkpoint of a run's policy, or the best one; None when there is none."""
+    folder = policy_dir(run_dir, policy)
     found = sorted(folder.glob("checkpoint_*.pt")) if which == "latest" else list(folder.glob(f"{which}.pt"))
     return found[-1] if found else None
 

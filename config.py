@@ -37,7 +37,12 @@ def option(default: Any, group: str, help_text: str, choices: Sequence[str] | No
 
 
 MAX_WORKERS = 100  # a child process can be handed about 250 file descriptors, and each worker's queue takes two
-MAX_SLOTS_PER_WORKER = 2000  # so many messages fit into the pipe of a queue; more could block writer and reader at once
+MAX_POLICIES = 20  # whose queues and weights take six each
+
+
+def max_workers(num_policies: int) -> int:
+    """Return how many rollout workers there can be beside so many policies."""
+    return MAX_WORKERS - 3 * (num_policies - 1)
 
 
 def cpu_cores() -> int:
@@ -146,6 +151,32 @@ class Config:
     squash_actions: bool = option(False, "model", "continuous actions: squash a Gaussian into the bounds with tanh; "
                                   "False: clip it")
 
+    # ---- population ------------------------------------------------------------------------------------------
+    num_policies: int = option(1, "population", "policies trained at once, each with its own learner; every agent "
+                               "draws one of them at random when its episode begins")
+    pbt_mix_policies_in_one_env: bool = option(True, "population", "draw a policy for each agent of an environment; "
+                                               "False: one draw for all of them")
+    policy_mapping: str = option("", "population", "module:function, a choice of policies of your own "
+                                 "(examples/custom_mapping.py)")
+    self_play_past_fraction: float = option(0.0, "population", "share of the opponents of a policy that are played by "
+                                            "earlier versions of it; these do not learn")
+    self_play_snapshots: int = option(5, "population", "earlier versions of each policy to keep as opponents")
+    self_play_snapshot_every_env_steps: int = option(
+        100_000, "population", "env_steps of a policy between two snapshots of it; the newest ones are kept")
+    with_pbt: bool = option(False, "population", "population-based training: replace bad policies by good ones and "
+                            "mutate their settings")
+    pbt_period_env_steps: int = option(5_000_000, "population", "env_steps of a policy between two of its updates")
+    pbt_start_mutation: int = option(20_000_000, "population", "env_steps of a policy before its first update")
+    pbt_replace_fraction: float = option(0.3, "population", "share of the policies that count as the best, and as the "
+                                         "worst")
+    pbt_replace_reward_gap: float = option(0.1, "population", "replace a policy only when the better one's objective "
+                                           "is this much better, relative to itself")
+    pbt_replace_reward_gap_absolute: float = option(1e-6, "population", "and this much better in absolute terms")
+    pbt_mutation_rate: float = option(0.15, "population", "probability that a mutation changes a setting")
+    pbt_perturb_min: float = option(1.1, "population", "smallest factor of a mutation")
+    pbt_perturb_max: float = option(1.5, "population", "largest factor of a mutation")
+    pbt_optimize_gamma: bool = option(False, "population", "let population-based training change gamma as well")
+
     # ---- evaluation ------------------------------------------------------------------------------------------
     eval_every_env_steps: int = option(0, "evaluation", "score the policy on separate environments every so many "
                                        "env_steps, beside the training; 0: never")
@@ -180,10 +211,6 @@ class Config:
         return self.num_workers * self.worker_num_splits
 
     @property
-    def num_agents(self) -> int:
-        return self.num_workers * self.num_envs_per_worker
-
-    @property
     def bptt_steps(self) -> int:
         """Return how many env_steps the learner unrolls a model that has a memory."""
         return self.recurrence or self.rollout
@@ -195,15 +222,6 @@ class Config:
     @property
     def trajectories_per_dataset(self) -> int:
         return self.trajectories_per_minibatch * self.num_batches_per_epoch
-
-    @property
-    def slots_per_worker(self) -> int:
-        """Count the trajectory slots that each rollout worker owns: one for each agent.
-
-        A full slot is free again as soon as the learner has copied it (in asynchronous mode) or learned from it (in
-        synchronous mode), so the rollout worker waits for a slow learner, and experience does not grow old in a queue.
-        """
-        return self.num_envs_per_worker
 
     def save(self, path: Path) -> None:
         """Write all settings as JSON, infinity as "inf"."""
@@ -233,12 +251,14 @@ POSITIVE = (
     "policy_workers_per_policy", "rollout", "env_frameskip", "env_framestack", "batch_size", "num_batches_per_epoch",
     "num_epochs", "vtrace_rho", "vtrace_c", "learning_rate", "lr_schedule_kl_threshold", "lr_adaptive_min",
     "lr_adaptive_max", "adam_eps", "reward_scale", "reward_clip", "learner_threads", "policy_init_gain",
-    "initial_stddev", "rnn_size", "rnn_num_layers", "eval_episodes", "report_interval_sec", "save_every_sec",
+    "initial_stddev", "rnn_size", "rnn_num_layers", "eval_episodes", "num_policies", "self_play_snapshots",
+    "self_play_snapshot_every_env_steps", "pbt_period_env_steps", "report_interval_sec", "save_every_sec",
     "keep_checkpoints", "save_milestones_sec",
     "stall_timeout_sec")
 NON_NEGATIVE = (
     "seed", "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff", "kl_loss_coeff",
-    "max_grad_norm", "max_policy_lag", "res_w", "res_h", "recurrence", "obs_scale", "eval_every_env_steps")
+    "max_grad_norm", "max_policy_lag", "res_w", "res_h", "recurrence", "obs_scale", "eval_every_env_steps",
+    "pbt_start_mutation", "pbt_replace_reward_gap", "pbt_replace_reward_gap_absolute")
 
 
 def _validate(c: Config) -> None:
@@ -249,7 +269,7 @@ def _validate(c: Config) -> None:
     for name in NON_NEGATIVE:
         if not getattr(c, name) >= 0:
             raise UserError(f"--{name}={getattr(c, name)} must not be negative")
-    for name in ("gamma", "gae_lambda"):
+    for name in ("gamma", "gae_lambda", "self_play_past_fraction", "pbt_replace_fraction", "pbt_mutation_rate"):
         if not 0 <= getattr(c, name) <= 1:
             raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1")
     for name in ("adam_beta1", "adam_beta2"):
@@ -260,11 +280,6 @@ def _validate(c: Config) -> None:
         raise UserError(f"--seed={c.seed} is too large; use one below 2e9")
     if c.experiment in (".", "..") or "/" in c.experiment:
         raise UserError(f"--experiment={c.experiment} is no plain name; choose the folder with --train_dir")
-    if c.num_workers > MAX_WORKERS:
-        raise UserError(f"--num_workers={c.num_workers} is too many; use {MAX_WORKERS} and more --num_envs_per_worker")
-    if c.slots_per_worker > MAX_SLOTS_PER_WORKER:
-        raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} is too many for one process; use at most "
-                        f"{MAX_SLOTS_PER_WORKER} and more --num_workers")
     if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:
         raise UserError(f"--lr_adaptive_min={c.lr_adaptive_min} is above --lr_adaptive_max={c.lr_adaptive_max}")
     if c.num_envs_per_worker < c.worker_num_splits:
@@ -278,12 +293,29 @@ def _validate(c: Config) -> None:
         lower = c.batch_size - c.batch_size % c.rollout
         fits = f"{lower} or {lower + c.rollout}" if lower else f"{c.rollout}"
         raise UserError(f"--batch_size={c.batch_size} is not a multiple of --rollout={c.rollout}; use {fits}")
-    if not c.async_rl and c.num_agents != c.trajectories_per_dataset:
-        raise UserError(
-            f"with --async_rl=False a dataset must hold one trajectory of every environment: --batch_size x "
-            f"--num_batches_per_epoch = {c.batch_size * c.num_batches_per_epoch} must equal --num_workers x "
-            f"--num_envs_per_worker x --rollout = {c.num_agents * c.rollout}; "
-            f"set --num_batches_per_epoch=1 --batch_size={c.num_agents * c.rollout}")
+    _validate_population(c)
+
+
+def _validate_population(c: Config) -> None:
+    """Refuse impossible populations."""
+    if c.num_policies > MAX_POLICIES:
+        raise UserError(f"--num_policies={c.num_policies} is too many: their queues need more file descriptors than a "
+                        f"process can be handed; use at most {MAX_POLICIES}")
+    if c.num_workers > max_workers(c.num_policies):
+        beside = f" beside --num_policies={c.num_policies}" if c.num_policies > 1 else ""
+        raise UserError(f"--num_workers={c.num_workers} is too many{beside}; use {max_workers(c.num_policies)} and "
+                        "more --num_envs_per_worker")
+    if c.with_pbt and c.num_policies < 2:
+        raise UserError("--with_pbt needs a population; set --num_policies to 2 or more")
+    if not 1 < c.pbt_perturb_min <= c.pbt_perturb_max < math.inf:
+        raise UserError(f"--pbt_perturb_min={c.pbt_perturb_min} and --pbt_perturb_max={c.pbt_perturb_max} must be "
+                        "factors above 1, the smaller one first")
+    if not c.async_rl and (c.num_policies > 1 or c.self_play_past_fraction):
+        raise UserError("--async_rl=False, where a dataset holds one trajectory of every agent, needs --num_policies=1 "
+                        "and --self_play_past_fraction=0")
+    if c.policy_mapping and c.policy_mapping.count(":") != 1:
+        raise UserError(f"--policy_mapping={c.policy_mapping} must be module:function, for example "
+                        "my_file:choose_policies")
 
 
 def _validate_model(c: Config) -> None:

@@ -1,12 +1,7 @@
-"""Every environment family behind one vector-environment contract.
+"""Every environment family, made behind the one contract of `vector_env.py`.
 
-A `VectorEnv` steps N environments at once and returns arrays with a leading axis N. It resets in gymnasium's
-NEXT_STEP mode: the observation that step() returns with `terminated` or `truncated` is the episode's true final
-one; the following step ignores its action and returns the first observation of the next episode with reward 0.
-
-Observations are always a dict of arrays and actions rows of numbers, whatever the spaces (`flat_spaces.py`), so that no
-other file has to tell one kind from another. Environments with a batched implementation of their own use it (Atari and
-CartPole: in C++ and NumPy); all others run in gymnasium's `SyncVectorEnv`.
+Environments with a batched implementation of their own use it (Atari and CartPole: in C++ and NumPy); all others run in
+gymnasium's `SyncVectorEnv`, and those of several agents in `multi_agent.py`.
 
 Each family has a profile: the settings of `Config` that learn well there, as data ("num_envs" is the number of all
 environments, spread over the rollout workers). Used by `rollout_worker.py`, `appo.py` (the spaces), `evaluator.py` and
@@ -26,21 +21,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 
-from config import Config, UserError, cpu_cores
-from flat_spaces import (
-    ACTION_MASK,
-    Observation,
-    action_leaves,
-    flatten_mask,
-    flatten_obs,
-    is_channels_last,
-    mask_size,
-    num_options,
-    obs_leaves,
-    unflatten_actions,
-)
+from config import MAX_POLICIES, Config, UserError, cpu_cores, max_workers
+from flat_spaces import is_channels_last
+from multi_agent import PREFIX, ParallelVectorEnv, is_parallel, pettingzoo_maker
+from vector_env import GymVectorEnv, NameFailures, VectorEnv
 
 # ---- families and their profiles ---------------------------------------------------------------------------------
 
@@ -94,6 +80,14 @@ PROFILES: dict[str, dict[str, Any]] = {
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
         "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128), "learner_threads": 2,
     },
+    "pettingzoo": {
+        "num_envs": 32, "rollout": 32,
+        "batch_size": 1024, "num_batches_per_epoch": 2, "num_epochs": 4,
+        "learning_rate": 5e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
+        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5,
+        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
+        "encoder_mlp_layers": (128, 128), "rnn_size": 128,
+    },
     "other": {
         "num_envs": 32, "rollout": 64,  # an LSTM learned to remember 51 steps with 64, not with 32
         "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
@@ -115,6 +109,9 @@ REGISTERED_BY = {
 PACKAGES = {"ale_py": "ale-py", "ALE": "ale-py", "mujoco": "'gymnasium[mujoco]'", "Box2D": "'gymnasium[box2d]'",
             "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo"}
 
+LARGE_OBSERVATIONS = ("atari", "vizdoom")
+MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
+
 # beginnings of entry points
 FAMILIES = {
     "ale_py": "atari", "gymnasium.envs.classic_control": "classic_control", "gymnasium.envs.box2d": "box2d",
@@ -129,6 +126,8 @@ def find_spec(env_id: str) -> EnvSpec:
     """
     if not env_id.strip():
         raise UserError("--env is missing, for example --env PongNoFrameskip-v4")
+    if env_id.startswith(PREFIX):
+        return EnvSpec(id=env_id.removeprefix(PREFIX), entry_point=pettingzoo_maker(env_id))
     has_atari = _register_atari()
     for beginning, (module, package) in REGISTERED_BY.items():
         if env_id.startswith(beginning):
@@ -177,6 +176,8 @@ def _register_atari() -> bool:
 def family(env_id: str) -> str:
     """Name the family of an environment id, a key of `PROFILES`. Raises `UserError` for an unknown id."""
     entry_point = find_spec(env_id).entry_point
+    if env_id.startswith(PREFIX):
+        return "pettingzoo"
     module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
     return next((name for beginning, name in FAMILIES.items() if module.startswith(beginning)), "other")
 
@@ -185,11 +186,17 @@ def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that learn well on this environment's family, beside those that are given.
 
     The number of all environments stays nearly the same whatever the machine, since it decides how much experience is
-    in flight and so how old it is when it is learned from.
+    in flight and so how old it is when it is learned from. A population gets more of them, so that each policy's
+    batches stay as large, but not of games with large observations, whose trajectories would fill the memory.
     """
-    settings = dict(PROFILES[family(env_id)])
+    kind = family(env_id)
+    num_policies = min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
+    num_workers = max(1, given.get("num_workers", min(cpu_cores(), max_workers(num_policies))))
+    settings = PROFILES[kind] | {"num_workers": num_workers}
     if "num_envs" in settings:
-        per_worker = settings.pop("num_envs") / max(1, given.get("num_workers", cpu_cores()))
+        per_worker = settings.pop("num_envs") / num_workers
+        if kind not in LARGE_OBSERVATIONS:
+            per_worker = max(per_worker, min(per_worker * num_policies, MAX_SLOTS_BY_DEFAULT / num_policies))
         splits = max(1, given.get("worker_num_splits", 2))
         settings["num_envs_per_worker"] = splits * max(1, round(per_worker / splits))
     return settings
@@ -203,171 +210,7 @@ def describe_profiles() -> str:
         textwrap.fill(paragraph, 100, initial_indent="  ", subsequent_indent="    ") for paragraph in paragraphs)
 
 
-# ---- the contract ------------------------------------------------------------------------------------------------
-
-
-class EnvironmentFailure(RuntimeError):
-    """An environment raised an error or returned numbers that cannot be learned from."""
-
-
-class VectorEnv:
-    """N environments stepped together, with dict observations and actions as rows of numbers.
-
-    Owned by one rollout worker (or by an evaluation), in its process. Raises `EnvironmentFailure`, which names the
-    environment, its seed and the step, for an observation or reward that is not finite and for an action mask that
-    forbids everything.
-    """
-
-    def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False) -> None:
-        mode = env.metadata.get("autoreset_mode")
-        if mode != AutoresetMode.NEXT_STEP:
-            raise UserError(f"the vector environment resets in mode {mode}; NEXT_STEP is needed")
-        self._env, self._name, self._squash = env, name, squash_actions
-        self._seed = self._num_steps = 0
-        self.num_envs = env.num_envs
-        self.action_space = env.single_action_space
-        self._space = env.single_observation_space
-        self._num_options = [n for leaf in action_leaves(self.action_space).values() for n in num_options(leaf)]
-        leaves = obs_leaves(self._space)
-        # the mask comes with the observation, or else with the info of the first reset
-        self._has_mask = leaves.pop(ACTION_MASK, None) is not None
-        if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in leaves):
-            raise UserError(f"{name}: observation '{ACTION_MASK}' is made of parts; give one array")
-        self._mask_in_info = False
-        self.obs_space = leaves
-        self._set_mask_space()
-        self._ranges = {name: limits for name, leaf in leaves.items() if (limits := storable_range(leaf)) is not None}
-
-    def _set_mask_space(self) -> None:
-        if self._has_mask:
-            if not self._num_options:
-                raise UserError(f"{self._name} gives action masks, but {self.action_space} has no choices to mask")
-            self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
-
-    def reset(self, seed: int) -> Observation:
-        """Begin new episodes everywhere; environment i is seeded with seed + i. Adds a mask to `obs_space`."""
-        self._seed, self._num_steps = seed, 0
-        obs, info = self._env.reset(seed=seed)
-        if ACTION_MASK in info and not self._has_mask:
-            self._has_mask = self._mask_in_info = True
-            self._set_mask_space()
-        obs = self._flatten(obs, info, np.zeros(self.num_envs, bool))
-        self._check(obs, np.zeros(self.num_envs))
-        return obs
-
-    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all environments.
-
-        Args:
-            actions: [N, num_columns] float32, see `flat_spaces.py`.
-
-        Returns:
-            Observations {leaf: [N, ...]}, rewards [N] float, terminated [N] bool, truncated [N] bool.
-        """
-        self._num_steps += 1
-        obs, rewards, terminated, truncated, info = self._env.step(
-            unflatten_actions(self.action_space, actions, squash=self._squash))
-        if ACTION_MASK in info and not self._has_mask:
-            raise UserError(f"{self._name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
-                            "give it in both")
-        obs = self._flatten(obs, info, terminated | truncated)
-        self._check(obs, rewards)
-        return obs, rewards, terminated, truncated
-
-    def _flatten(self, obs: Any, info: dict[str, Any], done: np.ndarray) -> Observation:
-        obs = flatten_obs(self._space, obs)
-        if self._has_mask:
-            obs[ACTION_MASK] = self._read_mask(info if self._mask_in_info else obs, done)
-        return obs
-
-    def _read_mask(self, source: dict[str, Any], done: np.ndarray) -> np.ndarray:
-        """Return the action masks [N, M] bool; after an episode's end, where no action follows, all is allowed."""
-        size = mask_size(self.action_space)
-        if isinstance(source.get(ACTION_MASK), dict):
-            raise UserError(f"{self._name}: the action mask is a dict; give one array, or a tuple of arrays in the "
-                            "order of the choices")
-        masks = np.ones((self.num_envs, size), bool)
-        given = source.get(ACTION_MASK, [None] * self.num_envs)
-        for i in np.flatnonzero(source.get(f"_{ACTION_MASK}", np.full(self.num_envs, ACTION_MASK in source))):
-            mask = flatten_mask(given[i])
-            if len(mask) != size:
-                raise UserError(f"{self._name}: an action mask has {len(mask)} entries, {self.action_space} has {size} "
-                                "options")
-            masks[i] = mask
-        masks[done] = True
-        begin = 0
-        for n in self._num_options:
-            impossible = ~masks[:, begin : begin + n].any(1)
-            if impossible.any():
-                self._fail(np.flatnonzero(impossible)[0], "the action mask forbids every action")
-            begin += n
-        return masks
-
-    def _check(self, obs: Observation, rewards: np.ndarray) -> None:
-        self._check_range("reward", rewards, -FLOAT32_MAX, FLOAT32_MAX)
-        for name, (low, high) in self._ranges.items():
-            self._check_range(f"observation '{name}'", obs[name], low, high)
-
-    def _check_range(self, what: str, value: np.ndarray, low: Any, high: Any) -> None:
-        good = (value >= low) & (value <= high)  # False for nan
-        if not good.all():
-            i = np.flatnonzero(~good.reshape(self.num_envs, -1).all(1))[0]
-            fault = "out of range" if np.isfinite(value[i]).all() else "not finite"
-            self._fail(i, f"{what} is {fault}: {str(value[i]).replace(chr(10), '')[:200]}")
-
-    def _fail(self, i: int, what: str) -> None:
-        raise EnvironmentFailure(f"{self._name}, seed {self._seed + i}, step {self._num_steps}: {what}")
-
-    def render(self) -> np.ndarray:
-        """Return the picture of the first environment, [H, W, 3] uint8."""
-        return np.asarray(self._env.render()[0])
-
-    @property
-    def frames_per_sec(self) -> float:
-        """Return how many simulator frames a person would see in a second."""
-        return self._env.metadata.get("render_fps") or 30.0
-
-    def close(self) -> None:
-        """Free what the environments hold."""
-        self._env.close()
-
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-
-
-def storable_range(leaf: spaces.Space) -> tuple[Any, Any] | None:
-    """Return the least and largest value of a leaf that can be learned from; None when every one can."""
-    if isinstance(leaf, spaces.Discrete):
-        return 0, int(leaf.n) - 1
-    if isinstance(leaf, spaces.MultiDiscrete):
-        return 0, leaf.nvec - 1
-    return (-FLOAT32_MAX, FLOAT32_MAX) if isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8 else None
-
-
-class NameFailures(gym.Wrapper):
-    """Says which environment it was, with which seed and in which step, when reset() or step() raises."""
-
-    def __init__(self, env: gym.Env, name: str) -> None:
-        super().__init__(env)
-        self._name, self._first_seed, self._num_steps = name, None, 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        if seed is not None:
-            self._first_seed, self._num_steps = seed, 0
-        else:
-            self._num_steps += 1
-        return self._call("reset", lambda: self.env.reset(seed=seed, options=options))
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self._num_steps += 1
-        return self._call("step", lambda: self.env.step(action))
-
-    def _call(self, what: str, function: Callable[[], tuple]) -> tuple:
-        try:
-            return function()
-        except Exception as error:
-            raise EnvironmentFailure(f"{self._name}, seed {self._first_seed}, step {self._num_steps}: {what}() raised "
-                                     f"{type(error).__name__}: {error}") from error
+# ---- making them -------------------------------------------------------------------------------------------------
 
 
 class ResizeImages(gym.ObservationWrapper):
@@ -420,6 +263,11 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
         raise UserError("--res_w and --res_h are not for Atari games, which come as 84x84, nor for the cells of "
                         "MiniGrid; leave them at 0")
     try:
+        if cfg.env.startswith(PREFIX) or makes_parallel_env(spec):
+            if cfg.res_w:
+                raise UserError("--res_w and --res_h are not for environments of several agents; leave them at 0")
+            return ParallelVectorEnv(lambda: parallel_env(cfg, spec, render_mode), num_envs, cfg.env,
+                                     squash_actions=cfg.squash_actions)
         if kind == "atari" and render_mode is None:
             env = _atari_vector(cfg, spec, num_envs)
         elif spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
@@ -433,15 +281,39 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     except ModuleNotFoundError as error:
         raise UserError(f"--env={cfg.env}: module {error.name} is missing; "
                         f"pip install {PACKAGES.get(error.name, error.name)}") from error
-    return VectorEnv(env, cfg.env, squash_actions=cfg.squash_actions)
+    return GymVectorEnv(env, cfg.env, squash_actions=cfg.squash_actions)
+
+
+def render_argument(render_mode: str | None) -> dict[str, str]:
+    """Return the argument that asks an environment for pictures; it need not know it otherwise."""
+    return {} if render_mode is None else {"render_mode": render_mode}
+
+
+def makes_parallel_env(spec: EnvSpec) -> bool:
+    """Tell whether a function makes environments of several agents; it must make one for that."""
+    make = spec.entry_point
+    if not callable(make) or (isinstance(make, type) and issubclass(make, gym.Env)):
+        return False
+    env = make(**spec.kwargs)
+    if hasattr(env, "close"):
+        env.close()
+    return is_parallel(env)
+
+
+def parallel_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
+    """Make one environment of several agents."""
+    try:
+        return spec.entry_point(**spec.kwargs, **render_argument(render_mode))
+    except TypeError as error:
+        if "render_mode" in str(error):
+            raise UserError(f"--env={cfg.env} cannot be shown: its maker takes no argument render_mode") from error
+        raise
 
 
 def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) -> gym.Env:
     """Make one environment, its images resized if so configured."""
-    if render_mode is not None:  # an environment need not know that argument
-        kwargs["render_mode"] = render_mode
     try:
-        env = gym.make(spec, disable_env_checker=True, **kwargs)
+        env = gym.make(spec, disable_env_checker=True, **render_argument(render_mode), **kwargs)
     except TypeError as error:
         if "render_mode" in str(error):
             raise UserError(f"--env={cfg.env} cannot be shown: its maker takes no argument render_mode") from error

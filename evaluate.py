@@ -1,7 +1,8 @@
 """Score a trained policy: `python evaluate.py --env PongNoFrameskip-v4` plays the run's best checkpoint.
 
 Environments play in parallel in this process. Prints the mean, the standard deviation and the length of the true
-returns. Exit status: 0, or 2 for bad input (one line), 1 when the environment failed.
+returns. In an environment of several agents `--tournament` lets the run's policies play each other, and prints a matrix
+of results and Elo ratings. Exit status: 0, or 2 for bad input (one line), 1 when the environment failed.
 """
 
 import argparse
@@ -17,10 +18,14 @@ import torch
 from PIL import Image
 
 import checkpoint
+import tournament
+from appo import assign_kinds
 from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool, run_dir_of
-from envs import VectorEnv, find_spec, make_vector_env
-from evaluator import MAX_ENVS, SEED_OFFSET, Player, play
+from envs import find_spec, make_vector_env
+from evaluator import MAX_ENVS, SEED_OFFSET, Episode, Player, RandomPlayer, play
 from model import body_dtype, choose_device, make_model
+from records import read_summary
+from vector_env import VectorEnv, describe
 
 
 def make_arguments() -> OneLineParser:
@@ -29,7 +34,14 @@ def make_arguments() -> OneLineParser:
     parser.add_argument("--env", default="", help="environment id")
     parser.add_argument("--train_dir", default="train_dir", help="folder that holds all runs [train_dir]")
     parser.add_argument("--experiment", default="", help="name of the run's folder; empty: the environment id")
-    parser.add_argument("--checkpoint", default="best", help="best, latest, or a file [best, else latest]")
+    parser.add_argument("--checkpoint", default="", help="best, latest, a file, or random: random actions "
+                        "for comparison [best, else latest; in a tournament latest]")
+    parser.add_argument("--policy", type=int, default=-1, metavar="NUMBER",
+                        help="which policy of a population plays [the one with the best score]")
+    parser.add_argument("--tournament", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
+                        help="let all policies of the run play each other, --episodes games each two [False]")
+    parser.add_argument("--against", nargs="+", default=[], metavar="FILE",
+                        help="other entries of the tournament: checkpoints of this run, or random")
     parser.add_argument("--episodes", type=int, default=20, help="episodes to play [20]")
     parser.add_argument("--seed", type=int, default=SEED_OFFSET, help="seed of the environments and of sampling")
     parser.add_argument("--deterministic", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
@@ -42,33 +54,102 @@ def make_arguments() -> OneLineParser:
     return parser
 
 
-def load_run(args: argparse.Namespace) -> tuple[Config, Path]:
-    """Find the run's settings and the checkpoint asked for. Raises `UserError` when there is none."""
+def load_run(args: argparse.Namespace) -> Config:
+    """Find the run's settings. Raises `UserError` when there are none."""
     find_spec(args.env)
     run_dir = run_dir_of(args.train_dir, args.experiment, args.env)
-    if args.checkpoint in ("best", "latest"):
-        path = checkpoint.find_checkpoint(run_dir, args.checkpoint) or checkpoint.find_checkpoint(run_dir)
-        if path is None:
-            raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env}")
-    else:
-        path = Path(args.checkpoint)
-        if not path.is_file():
-            raise UserError(f"--checkpoint={path} is neither best, latest nor a file")
+    if checkpoint.find_checkpoint(run_dir) is None and checkpoint.find_checkpoint(run_dir, "best") is None:
+        raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env}")
     cfg = make_config(load_saved(run_dir / "config.json"))
     if cfg.env != args.env:
         raise UserError(f"{run_dir} holds a run of {cfg.env}: add --env {cfg.env}")
-    return dataclasses.replace(cfg, device=args.device, seed=args.seed), path
+    if not -1 <= args.policy < cfg.num_policies:
+        raise UserError(f"--policy={args.policy} is unknown; the run has policies 0 to {cfg.num_policies - 1}")
+    # a run may have been moved since
+    return dataclasses.replace(cfg, train_dir=args.train_dir, experiment=args.experiment, device=args.device,
+                               seed=args.seed)
 
 
-def load_player(cfg: Config, path: Path, env: VectorEnv, *, deterministic: bool) -> tuple[Player, int]:
-    """Make the player of a checkpoint for environments that were reset, and tell the env_steps it was trained for."""
-    device = choose_device(cfg.device)
-    model = make_model(cfg, env.obs_space, env.action_space)
+def find_policy(cfg: Config, which: str, policy: int) -> Path:
+    """Find a policy's checkpoint: best (else latest), latest, or a file. Raises `UserError` when there is none."""
+    if which not in ("best", "latest"):
+        if not Path(which).is_file():
+            raise UserError(f"--checkpoint={which} is neither best, latest, random nor a file")
+        return Path(which)
+    path = (checkpoint.find_checkpoint(cfg.run_dir, which, policy)
+            or checkpoint.find_checkpoint(cfg.run_dir, policy=policy))
+    if path is None:
+        raise UserError(f"{checkpoint.policy_dir(cfg.run_dir, policy)} holds no checkpoint; train on, or choose "
+                        "another --policy")
+    return path
+
+
+def best_policy(cfg: Config) -> int:
+    """Choose the policy with the best score: the mean true objective, where there is one, or else the mean return."""
+    summary = read_summary(cfg.run_dir)
+    for name in ("true_objective", "best_return", "mean_return"):
+        scores = [-np.inf if score is None else score for score in summary.get(name, [])]
+        if len(scores) == cfg.num_policies and max(scores) > -np.inf:
+            return int(np.argmax(scores))
+    return 0
+
+
+def load_model(cfg: Config, path: Path, env: VectorEnv, kind: int,
+               policy: int) -> tuple[torch.nn.Module, torch.dtype, int]:
+    """Make the model of a checkpoint for the agents of a kind; tell its arithmetic and the env_steps it has learned."""
+    device = choose_device(cfg.device, policy)
+    obs_space, action_space = env.kinds[kind].obs_space, env.kinds[kind].action_space
+    model = make_model(cfg, obs_space, action_space)
     state = checkpoint.load_checkpoint(path)
     checkpoint.load_weights(model, state, path)
-    dtype = body_dtype(cfg, device, env.obs_space)
-    player = Player(model.to(device).body_to(dtype).eval(), dtype, env.num_envs, deterministic=deterministic)
-    return player, state["env_steps"]
+    dtype = body_dtype(cfg, device, obs_space)
+    return model.to(device).body_to(dtype).eval(), dtype, state["env_steps"]
+
+
+def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[Player | RandomPlayer]:
+    """Make the players of all agents: the policy asked for plays its kind, the first policy of each other kind that."""
+    if args.checkpoint == "random":
+        print("playing at random")
+        return [RandomPlayer(env, kind.index) for kind in env.kinds]
+    kinds = assign_kinds(cfg, describe(env))
+    policy = args.policy if args.policy >= 0 else best_policy(cfg)
+    players = []
+    for number, kind in enumerate(env.kinds):
+        plays = policy if kinds[policy] == number else kinds.index(number)
+        path = find_policy(cfg, args.checkpoint if plays == policy else "best", plays)
+        model, dtype, env_steps = load_model(cfg, path, env, number, plays)
+        print(f"playing {path} ({env_steps:,} env_steps)")
+        players.append(Player(model, dtype, env, kind.index, deterministic=args.deterministic))
+    return players
+
+
+def run_tournament(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> None:
+    """Let all policies, and the entries of `--against`, play each other; print the results."""
+    if len(env.agents) < 2 or len(env.kinds) > 1:
+        raise UserError(f"--tournament needs an environment of several agents with the same spaces, not {cfg.env}")
+    names, entries = [], []
+    for policy in range(cfg.num_policies):
+        names.append(f"policy_{policy:02}")
+        entries.append(entry_of(cfg, find_policy(cfg, args.checkpoint, policy), env, args))
+    for name in args.against:
+        if name == "random":
+            entries.append(RandomPlayer)
+        elif Path(name).is_file():
+            entries.append(entry_of(cfg, Path(name), env, args))
+        else:
+            raise UserError(f"--against: {name} is neither random nor a file")
+        names.append(name.removeprefix(f"{cfg.run_dir}/checkpoints/").removesuffix(".pt"))
+    if len(entries) < 2:
+        raise UserError("--tournament needs two entries; add --against random, or checkpoints such as "
+                        f"{cfg.run_dir}/checkpoints/policy_00/snapshot_*.pt")
+    print(f"{len(entries)} entries, {args.episodes} games each two")
+    print(tournament.describe(names, tournament.play_all(env, entries, args.episodes, cfg.seed)))
+
+
+def entry_of(cfg: Config, path: Path, env: VectorEnv, args: argparse.Namespace) -> tournament.MakePlayer:
+    """Return the function that makes players of a checkpoint."""
+    model, dtype, _ = load_model(cfg, path, env, 0, 0)
+    return lambda env, agents: Player(model, dtype, env, agents, deterministic=args.deterministic)
 
 
 class VideoWriter:
@@ -157,7 +238,14 @@ def evaluate(args: argparse.Namespace) -> None:
         raise UserError(f"--episodes={args.episodes} must be at least 1")
     if args.render and args.record_video:
         raise UserError("--render and --record_video exclude each other; choose one")
-    cfg, path = load_run(args)
+    if args.tournament and (args.render or args.record_video):
+        raise UserError("--tournament shows no games; leave out --render and --record_video")
+    if args.against and not args.tournament:
+        raise UserError("--against needs --tournament")
+    if args.tournament and args.checkpoint == "random":
+        raise UserError("--checkpoint=random plays no tournament; use --against random")
+    args.checkpoint = args.checkpoint or ("latest" if args.tournament else "best")  # in self-play no return is best
+    cfg = load_run(args)
     watched = args.render or args.record_video is not None
     render_mode = "human" if args.render else "rgb_array" if args.record_video else None
     num_envs = 1 if watched else min(args.episodes, MAX_ENVS)
@@ -168,18 +256,29 @@ def evaluate(args: argparse.Namespace) -> None:
     env = make_vector_env(cfg, num_envs, render_mode)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(env.close)
-        env.reset(cfg.seed)  # before the player: only now is it known whether there is an action mask
-        player, env_steps = load_player(cfg, path, env, deterministic=args.deterministic)
-        print(f"playing {path} ({env_steps:,} env_steps)")
+        env.reset(cfg.seed)  # before the players: only now is it known whether there is an action mask
+        if args.tournament:
+            run_tournament(cfg, args, env)
+            return
+        players = load_players(cfg, args, env)
         watch = {}
         if args.record_video:
             video = VideoWriter(args.record_video, env.frames_per_sec / cfg.env_frameskip)
             cleanup.callback(video.close)
             watch = {"on_step": video.add}
-        episodes = list(play(env, player, args.episodes, cfg.seed, **watch))
-    returns, lengths = np.array(episodes, dtype=np.float64).T
+        episodes = list(play(env, players, args.episodes, cfg.seed, **watch))
+    report(env, episodes)
+
+
+def report(env: VectorEnv, episodes: list[Episode]) -> None:
+    """Print the returns and lengths: means over the agents, and the returns of each agent."""
+    returns = np.array([episode.returns.mean() for episode in episodes])
+    lengths = np.array([episode.lengths.mean() for episode in episodes])
     print(f"{len(returns)} episodes: return {returns.mean():.2f} +- {returns.std():.2f} (standard deviation; "
           f"{returns.min():.2f} to {returns.max():.2f}), length {lengths.mean():.1f} +- {lengths.std():.1f} env_steps")
+    if len(env.agents) > 1:
+        means = np.mean([episode.returns for episode in episodes], 0)
+        print("of each agent: " + ", ".join(f"{name} {mean:.2f}" for name, mean in zip(env.agents, means, strict=True)))
 
 
 def main(argv: list[str]) -> int:

@@ -1,71 +1,118 @@
-"""Playing a trained policy: for a score while it trains, and for `evaluate.py`.
+"""Playing trained policies: for a score while they train, and for `evaluate.py`.
 
-`Player` turns observations into actions, `play` yields the true return and length of each episode, and `Evaluator` is
-the process that scores the newest weights on environments of its own whenever the supervisor asks, without stopping the
-training. Read next: `evaluate.py`.
+`Player` turns the observations of some agents into actions, `play` yields what every episode of an environment brought
+its agents, and `Evaluator` is the process that scores the newest weights on environments of its own whenever the
+supervisor asks, without stopping the training. Read next: `evaluate.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from config import Config
-from envs import VectorEnv, make_vector_env
-from flat_spaces import Observation
-from model import body_dtype, make_model
+from distributions import ActionDistribution, forbid
+from envs import make_vector_env
+from flat_spaces import ACTION_MASK, num_action_parameters, num_columns
+from model import body_dtype, make_model, parameter_kinds
 from shared_buffers import EVALUATE, STOP, SharedBuffers
+from vector_env import Step, VectorEnv
 
 MAX_ENVS = 20
 SEED_OFFSET = 1_000_000  # evaluation plays other episodes than training
 
 
 class Player:
-    """A policy that turns observations of N environments into actions."""
+    """A policy that acts for some agents of a vector environment, all of one kind."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, num_envs: int, *, deterministic: bool) -> None:
-        """Play with a model whose encoder has the given arithmetic (`ActorCritic.body_to`)."""
-        self.model, self.dtype, self.deterministic = model, dtype, deterministic
+    def __init__(self, model: nn.Module, dtype: torch.dtype, env: VectorEnv, agents: np.ndarray,
+                 *, deterministic: bool) -> None:
+        """Play agents [B] (numbers within M) with a model whose encoder has this arithmetic (`ActorCritic.body_to`)."""
+        self.model, self.dtype, self.deterministic, self.agents = model, dtype, deterministic, agents
+        self.kind, self.places = find_places(env, agents)
         self.device = next(model.parameters()).device
-        self.rnn_states = torch.zeros(num_envs, model.state_size, device=self.device)
+        self.rnn_states = torch.zeros(len(agents), model.state_size, device=self.device)
 
     @torch.inference_mode()
-    def act(self, obs: Observation, new_episode: np.ndarray) -> np.ndarray:
-        """Choose actions [N, columns] for observations {name: [N, ...]}; a new episode begins without memories."""
-        tensors = {name: torch.as_tensor(value, device=self.device) for name, value in obs.items()}
-        new = torch.as_tensor(new_episode[:, None], device=self.device)
-        parameters, _, self.rnn_states = self.model(self.model.normalize(tensors, self.dtype), self.rnn_states, new)
+    def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
+        """Write the actions for a step into those of the agents' kind; fresh [M]: without memories of an episode."""
+        obs = {name: torch.as_tensor(value[self.places], device=self.device)
+               for name, value in step.obs[self.kind].items()}
+        new = torch.as_tensor(fresh[self.agents, None], device=self.device)
+        parameters, _, rnn_states = self.model(self.model.normalize(obs, self.dtype), self.rnn_states, new)
+        active = torch.as_tensor(step.active[self.agents, None], device=self.device)
+        self.rnn_states = torch.where(active, rnn_states, self.rnn_states)  # the others see nothing
         distribution = self.model.distribution(parameters)
-        actions = distribution.mode() if self.deterministic else distribution.sample()
-        return actions.cpu().numpy()
+        chosen = distribution.mode() if self.deterministic else distribution.sample()
+        actions[self.kind][self.places] = chosen.cpu().numpy()
 
 
-def play(env: VectorEnv, player: Player, num_episodes: int, seed: int,
-         on_step: Callable[[VectorEnv], None] = lambda env: None) -> Iterator[tuple[float, int]]:
-    """Play episodes, as evenly spread over the environments as can be; yield each one's true return and length.
+class RandomPlayer:
+    """Acts at random for some agents of one kind: every allowed choice alike, numbers from a standard Gaussian."""
+
+    def __init__(self, env: VectorEnv, agents: np.ndarray) -> None:
+        self.kind, self.places = find_places(env, agents)
+        self.space = env.kinds[self.kind].action_space
+        self.maskable = parameter_kinds(self.space)[1].nonzero()[:, 0]
+
+    def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
+        """Write random actions into those of the agents' kind."""
+        parameters = torch.zeros(len(self.places), num_action_parameters(self.space))
+        if ACTION_MASK in step.obs[self.kind]:
+            mask = torch.as_tensor(step.obs[self.kind][ACTION_MASK][self.places]).bool()
+            parameters = forbid(parameters, mask, self.maskable)
+        actions[self.kind][self.places] = ActionDistribution(self.space, parameters).sample().numpy()
+
+
+def find_places(env: VectorEnv, agents: np.ndarray) -> tuple[int, np.ndarray]:
+    """Tell of which kind agents are (numbers within M), and their places in it."""
+    kind = env.kind_of_agent[int(agents[0]) % len(env.agents)]
+    return kind, np.searchsorted(env.kinds[kind].index, agents)
+
+
+class Episode(NamedTuple):
+    """What an episode of one environment brought its agents."""
+
+    env: int
+    returns: np.ndarray  # [A] true returns
+    lengths: np.ndarray  # [A] decisions
+
+
+def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes: int, seed: int,
+         on_step: Callable[[VectorEnv], None] = lambda env: None) -> Iterator[Episode]:
+    """Play episodes, as evenly spread over the environments as can be; yield each one.
 
     How many episodes each environment plays is fixed beforehand, so that short episodes are not counted more often than
     long ones. on_step(env) is called for the first observation and after each step.
     """
-    obs = env.reset(seed)
+    step = env.reset(seed)
     on_step(env)
-    returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)
+    shape = (env.num_envs, len(env.agents))
+    returns, lengths, alive = np.zeros(shape), np.zeros(shape, np.int64), np.ones(shape, bool)
+    fresh = np.ones(shape, bool)  # not acted yet in this episode
     left = num_episodes // env.num_envs + (np.arange(env.num_envs) < num_episodes % env.num_envs)
-    resetting = np.zeros(env.num_envs, bool)  # this step only resets; the observation before it was the last one
-    new_episode = np.ones(env.num_envs, bool)
     while left.any():
-        obs, rewards, terminated, truncated = env.step(player.act(obs, new_episode))
+        actions = [np.zeros((len(kind.index), num_columns(kind.action_space)), np.float32) for kind in env.kinds]
+        for player in players:
+            player.act(step, fresh.ravel(), actions)
+        acted = step.active.reshape(shape)
+        fresh &= ~acted
+        step = env.step(actions)
         on_step(env)
-        new_episode = resetting
-        returns += np.where(resetting, 0.0, rewards)
-        lengths += ~resetting
-        resetting = terminated | truncated
-        for i in np.flatnonzero(resetting):
+        over = (step.terminated | step.truncated).reshape(shape)
+        returns += step.rewards.reshape(shape)
+        lengths += acted
+        running, alive = alive.any(1), alive & ~over
+        # an episode ends with its last agent; one that never came does not hold it up
+        for i in np.flatnonzero(running & (~alive.any(1) | step.begins)):
+            alive[i] = False
             if left[i]:
                 left[i] -= 1
-                yield float(returns[i]), int(lengths[i])
-            returns[i], lengths[i] = 0.0, 0
+                yield Episode(int(i), returns[i].copy(), lengths[i].copy())
+        returns[step.begins], lengths[step.begins] = 0.0, 0
+        alive[step.begins] = fresh[step.begins] = True
 
 
 class Abandoned(Exception):
@@ -75,16 +122,20 @@ class Abandoned(Exception):
 class Evaluator:
     """Scores the newest weights on its own environments. One process; shares `SharedBuffers`."""
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, device: torch.device,
+    def __init__(self, cfg: Config, buffers: SharedBuffers, devices: Sequence[torch.device],
                  report: Callable[[tuple], None]) -> None:
-        """Make the environments; report(("evaluated", {name: number})) is called after each evaluation."""
+        """Make the environments; report(("evaluated", policy, {name: number})) is called after each evaluation."""
         self.cfg, self.buffers, self.report = cfg, buffers, report
         self.env = make_vector_env(cfg, min(cfg.eval_episodes, MAX_ENVS))
-        self.dtype = body_dtype(cfg, device, buffers.obs_space)
-        self.fork_rng = lambda: torch.random.fork_rng([device] if device.type == "cuda" else [])
+        gpus = [device for device in devices if device.type == "cuda"]
+        self.fork_rng = lambda: torch.random.fork_rng(gpus)
+        self.models: list[tuple[nn.Module, torch.dtype]] = []
         with self.fork_rng():
-            model = make_model(cfg, buffers.obs_space, buffers.action_space)
-        self.model = model.to(device).body_to(self.dtype).eval()
+            for policy, device in enumerate(devices):
+                obs_space, action_space = buffers.spaces_of(policy)
+                dtype = body_dtype(cfg, device, obs_space)
+                model = make_model(cfg, obs_space, action_space).to(device).body_to(dtype).eval()
+                self.models.append((model, dtype))
 
     def run(self) -> None:
         """Evaluate whenever asked, until told to stop."""
@@ -93,22 +144,35 @@ class Evaluator:
         self.close()
 
     def handle(self, kind: int, index: int) -> None:
-        """Score the newest policy, always on the same episodes; give up when the run is stopping."""
+        """Score the newest policies, always on the same episodes; give up when the run is stopping."""
         assert kind == EVALUATE, kind
-        env_steps = int(self.buffers.env_steps.sum())
-        sgd_steps = self.buffers.weights.refresh(self.model)
-        player = Player(self.model, self.dtype, self.env.num_envs, deterministic=self.cfg.eval_deterministic)
-        seed = self.cfg.seed + SEED_OFFSET
         try:
-            with self.fork_rng():  # in serial mode training must draw the same numbers as without
-                torch.manual_seed(seed)
-                episodes = list(play(self.env, player, self.cfg.eval_episodes, seed, self._go_on))
+            for policy in range(len(self.models)):
+                self.evaluate(policy)
         except Abandoned:
             return
-        returns, lengths = np.array(episodes, dtype=np.float64).T
-        self.report(("evaluated", {
+
+    def evaluate(self, policy: int) -> None:
+        """Let a policy play all agents of its kind, and the first policy of each other kind those."""
+        env_steps = int(self.buffers.env_steps.sum())
+        kinds = self.buffers.kind_of_policy
+        own_kind, seed = kinds[policy], self.cfg.seed + SEED_OFFSET
+        with self.fork_rng():  # in serial mode training must draw the same numbers as without
+            torch.manual_seed(seed)
+            players, sgd_steps = [], 0
+            for kind_number, kind in enumerate(self.env.kinds):
+                number = policy if kind_number == own_kind else kinds.index(kind_number)
+                model, dtype = self.models[number]
+                version = self.buffers.policies[number].weights.refresh(model)
+                sgd_steps = version if number == policy else sgd_steps
+                players.append(Player(model, dtype, self.env, kind.index, deterministic=self.cfg.eval_deterministic))
+            episodes = list(play(self.env, players, self.cfg.eval_episodes, seed, self._go_on))
+        own = np.array(self.env.kind_of_agent) == own_kind
+        returns = np.array([episode.returns[own].mean() for episode in episodes])
+        self.report(("evaluated", policy, {
             "eval_return": float(returns.mean()), "eval_return_std": float(returns.std()),
-            "eval_length": float(lengths.mean()), "eval_env_steps": env_steps, "eval_sgd_steps": sgd_steps}))
+            "eval_length": float(np.mean([episode.lengths[own].mean() for episode in episodes])),
+            "eval_env_steps": env_steps, "eval_sgd_steps": sgd_steps}))
 
     def _go_on(self, env: VectorEnv) -> None:
         self.buffers.evaluation_steps += 1

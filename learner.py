@@ -11,6 +11,7 @@ at the end of this file. Rows that are not valid (the reset between two episodes
 loss, no gradient and no statistic. Read next: `appo.py`.
 """
 
+import dataclasses
 import math
 import queue
 import threading
@@ -25,7 +26,22 @@ from torch import Tensor
 import checkpoint
 from config import Config
 from model import body_dtype, make_model
-from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SLOT, STOP, Message, SharedBuffers, allocate, num_bytes
+from pbt import hyperparameters
+from shared_buffers import (
+    CONFIGURE,
+    COPY,
+    SAVE,
+    SAVE_BEST,
+    SAVE_DONOR,
+    SAVE_MILESTONE,
+    SLOT,
+    STOP,
+    Message,
+    SharedBuffers,
+    Spec,
+    allocate,
+    num_bytes,
+)
 from vtrace import gae, vtrace
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
@@ -36,8 +52,8 @@ MAX_NORMALIZED_TARGET = 10.0  # deviations
 class Batch:
     """The trajectories of one dataset, [B, T(+1), ...], while it is filled and while it is trained on."""
 
-    def __init__(self, buffers: SharedBuffers, size: int) -> None:
-        self.tensors = allocate(buffers.specs, size, shared=False)
+    def __init__(self, specs: dict[str, Spec], size: int) -> None:
+        self.tensors = allocate(specs, size, shared=False)
         self.slots: list[int] = []  # where its trajectories came from
 
     def is_full(self) -> bool:
@@ -47,31 +63,42 @@ class Batch:
 class Learner:
     """Owns the weights of one policy and their optimizer. One process; shares `SharedBuffers`."""
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, device: torch.device, report: Callable[[tuple], None],
-                 resume_from: Path | None = None) -> None:
+    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, device: torch.device,
+                 report: Callable[[tuple], None], resume_from: Path | None = None) -> None:
         """Begin with the published weights and, when resuming, the rest of a checkpoint.
 
-        report(("trained", {name: number})) is called after each dataset, report(("saved", kind, name)) after each file.
+        report(("trained", policy, {name: number})) is called after each dataset, report(("saved", policy, kind, name))
+        after each file.
         """
-        self.cfg, self.buffers, self.device, self.report = cfg, buffers, device, report
-        self.dtype = body_dtype(cfg, device, buffers.obs_space)
-        self.obs_names = [f"obs/{name}" for name in buffers.obs_space]
-        bytes_per_step = num_bytes({name: buffers.specs[name] for name in self.obs_names}, 1) / (cfg.rollout + 1)
+        self.cfg, self.buffers, self.policy, self.device, self.report = cfg, buffers, policy, device, report
+        self.shared, self.trajectories = buffers.policies[policy], buffers.trajectories_of(policy)
+        obs_space, action_space = buffers.spaces_of(policy)
+        specs = buffers.specs[self.shared.kind]
+        self.folder = checkpoint.policy_dir(cfg.run_dir, policy)
+        self.dtype = body_dtype(cfg, device, obs_space)
+        self.obs_names = [f"obs/{name}" for name in obs_space]
+        bytes_per_step = num_bytes({name: specs[name] for name in self.obs_names}, 1) / (cfg.rollout + 1)
         self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / bytes_per_step))
         self.num_threads = 1 if cfg.serial_mode or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads).map if self.num_threads > 1 else map
-        self.model = make_model(cfg, buffers.obs_space, buffers.action_space).to(device)
-        buffers.weights.refresh(self.model)
+        self.model = make_model(cfg, obs_space, action_space).to(device)
+        self.shared.weights.refresh(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), cfg.learning_rate,
                                           (cfg.adam_beta1, cfg.adam_beta2), cfg.adam_eps)
         self.sgd_steps = 0  # also the version of the published weights
+        self.first_version = 0  # what older weights have acted belongs to another policy
         self.env_steps_trained = 0
         self.learning_rate = cfg.learning_rate
+        if cfg.with_pbt:
+            self.configure()
         if resume_from is not None:
             self.load_state_dict(checkpoint.load_checkpoint(resume_from))
-        self.shuffle = torch.Generator().manual_seed(cfg.seed + self.sgd_steps)
-        self.filling = Batch(buffers, cfg.trajectories_per_dataset)  # owned by the batcher
-        self.spare = Batch(buffers, cfg.trajectories_per_dataset)
+        # env_steps of the policy; the first opponent is its beginning, a resumed run has some already
+        self.next_snapshot = self.snapshot_after() if self.shared.weights.num_snapshots else 0
+        self.take_snapshot()
+        self.shuffle = torch.Generator().manual_seed(cfg.seed + self.sgd_steps + 1_000_003 * policy)
+        self.filling = Batch(specs, cfg.trajectories_per_dataset)  # owned by the batcher
+        self.spare = Batch(specs, cfg.trajectories_per_dataset)
         self.next_batch: queue.Queue[Batch] = queue.Queue()  # from training to the batcher
         self.work: queue.Queue[Batch | Message | BaseException] = queue.Queue()  # from the batcher to training
 
@@ -81,27 +108,73 @@ class Learner:
         """Return all that a checkpoint holds; the tensors are the live ones."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
                 "sgd_steps": self.sgd_steps, "env_steps": int(self.buffers.env_steps.sum()),
-                "env_steps_trained": self.env_steps_trained, "learning_rate": self.learning_rate}
+                "policy_steps": self.policy_steps, "env_steps_trained": self.env_steps_trained,
+                "learning_rate": self.learning_rate}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; the weights come from `SharedWeights`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.sgd_steps, self.env_steps_trained = state["sgd_steps"], state["env_steps_trained"]
-        if self.cfg.lr_schedule == "kl_adaptive":
+        if self.cfg.lr_schedule != "constant":  # else the command line may have changed it
             self.learning_rate = state["learning_rate"]
-        elif self.cfg.lr_schedule == "linear_decay":
-            self.learning_rate = self.linear_rate()
+
+    @property
+    def policy_steps(self) -> int:
+        """Count the env_steps of all agents that have played this policy."""
+        return int(self.buffers.policy_steps[:, self.policy].sum())
 
     def save(self, kind: int) -> None:
-        """Write a checkpoint: periodic (the newest few are kept), best (one is kept) or milestone (all are kept)."""
-        folder = checkpoint.policy_dir(self.cfg.run_dir)
+        """Write a checkpoint: periodic (the newest few are kept), milestone (all are kept), or one that is replaced.
+
+        These are the best one and, for population-based training, the one that another policy is to copy.
+        """
         state = self.state_dict()
         prefix = "milestone" if kind == SAVE_MILESTONE else "checkpoint"
         name = checkpoint.checkpoint_name(prefix, state["sgd_steps"], state["env_steps"])
-        path = folder / ("best.pt" if kind == SAVE_BEST else name)
+        path = self.folder / {SAVE_BEST: "best.pt", SAVE_DONOR: checkpoint.DONOR}.get(kind, name)
         checkpoint.save_checkpoint(state, path)
-        checkpoint.prune_checkpoints(folder, self.cfg.keep_checkpoints)
-        self.report(("saved", kind, path.name))
+        checkpoint.prune_checkpoints(self.folder, self.cfg.keep_checkpoints)
+        self.report(("saved", self.policy, kind, path.name))
+
+    # ---- population ----------------------------------------------------------------------------------------------
+
+    def configure(self) -> None:
+        """Take over this policy's settings from the supervisor (population-based training)."""
+        names = hyperparameters(self.cfg)
+        values = dict(zip(names, self.buffers.settings[self.policy].tolist(), strict=True))
+        if values["learning_rate"] != self.cfg.learning_rate:
+            self.learning_rate = values["learning_rate"]
+        self.cfg = dataclasses.replace(self.cfg, **values)
+
+    def copy_policy(self, donor: int) -> None:
+        """Take over the weights and the optimizer that another policy has saved.
+
+        The counters and the learning rate stay this policy's own. What its former weights have acted is not learned
+        from any more.
+        """
+        path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.DONOR
+        state = checkpoint.load_checkpoint(path)
+        checkpoint.load_weights(self.model, state, path)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sgd_steps += 1  # a new version, from which on experience counts
+        self.first_version = self.sgd_steps
+        self.shared.weights.publish(self.model, self.sgd_steps)
+
+    def take_snapshot(self) -> None:
+        """Keep the weights as an opponent for self-play when it is time."""
+        if not self.cfg.self_play_past_fraction or self.policy_steps < self.next_snapshot:
+            return
+        self.next_snapshot = self.snapshot_after()
+        self.shared.weights.add_snapshot(self.model, self.sgd_steps)
+        state = self.state_dict()
+        checkpoint.save_checkpoint(state, self.folder / checkpoint.checkpoint_name(
+            "snapshot", state["sgd_steps"], state["env_steps"]))
+        checkpoint.prune_checkpoints(self.folder, self.cfg.self_play_snapshots, "snapshot")
+
+    def snapshot_after(self) -> int:
+        """Return the env_steps of the policy at which the next snapshot is due."""
+        period = self.cfg.self_play_snapshot_every_env_steps
+        return (self.policy_steps // period + 1) * period
 
     # ---- batcher -------------------------------------------------------------------------------------------------
 
@@ -114,15 +187,25 @@ class Learner:
                 raise work
             if isinstance(work, Batch):
                 self.train(work)
-            elif work[0] == SAVE:
-                self.save(work[1])
-            else:
+            elif work[0] == STOP:
                 return
+            else:
+                self.obey(*work)
+
+    def obey(self, kind: int, index: int) -> None:
+        """Act on a message of the supervisor."""
+        if kind == SAVE:
+            self.save(index)
+        elif kind == COPY:
+            self.copy_policy(index)
+        else:
+            assert kind == CONFIGURE, kind
+            self.configure()
 
     def run_batcher(self) -> None:
         """Copy trajectories into batches, pass other messages on, until told to stop."""
         try:
-            while (message := self.buffers.trajectories_done.get())[0] != STOP:
+            while (message := self.shared.trajectories.get())[0] != STOP:
                 if message[0] != SLOT:
                     self.work.put(message)
                 elif not self.buffers.stopping and self.collect(message[1]):
@@ -139,7 +222,7 @@ class Learner:
         """
         row = len(self.filling.slots)
         for name, tensor in self.filling.tensors.items():
-            tensor[row].copy_(self.buffers.trajectories[name][slot])
+            tensor[row].copy_(self.trajectories[name][slot - self.shared.first_slot])
         self.filling.slots.append(slot)
         if self.cfg.async_rl:
             self.free_slot(slot)
@@ -150,8 +233,8 @@ class Learner:
 
     def handle(self, kind: int, index: int) -> None:
         """Act on one message in this thread (serial mode)."""
-        if kind == SAVE:
-            self.save(index)
+        if kind != SLOT:
+            self.obey(kind, index)
         elif not self.buffers.stopping and self.collect(index):
             self.train(self.filling)
             self.filling = self.next_batch.get()
@@ -162,11 +245,12 @@ class Learner:
         """Run all SGD steps on a dataset, publish after each, then free what the dataset holds."""
         data = {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}  # no copy on a CPU
         lag = self.sgd_steps - data["policy_version"]
-        data["valid"] = data["valid"] & (lag <= self.cfg.max_policy_lag)
+        fresh = (lag <= self.cfg.max_policy_lag) & (data["policy_version"] >= self.first_version)
+        data["valid"] = data["valid"] & fresh
         data["rewards"] = (data["rewards"] * self.cfg.reward_scale).clamp(-self.cfg.reward_clip, self.cfg.reward_clip)
         if not self.cfg.with_vtrace:
             data["targets"], data["advantages"] = self.gae_targets(data)
-        self.env_steps_trained += int(batch.tensors["valid"].sum())
+        self.env_steps_trained += int(data["valid"].sum())
         steps = [indices for _ in range(self.cfg.num_epochs) for indices in self.minibatches()]
         stats = []
         for step, indices in enumerate(steps, 1):
@@ -178,10 +262,11 @@ class Learner:
                 self.update_learning_rate(stats[-self.cfg.num_batches_per_epoch:])
             if last:  # within a dataset all its observations are normalized alike
                 self.update_normalizers(data)
-            self.buffers.weights.publish(self.model, self.sgd_steps)
+            self.shared.weights.publish(self.model, self.sgd_steps)
             if last:
                 break
-        self.report(("trained", self.summarize(stats, lag[data["valid"]], data["valid"])))
+        self.take_snapshot()
+        self.report(("trained", self.policy, self.summarize(stats, lag[data["valid"]], data["valid"])))
         if not self.cfg.async_rl:
             for slot in batch.slots:
                 self.free_slot(slot)
@@ -338,7 +423,7 @@ class Learner:
 
     def linear_rate(self) -> float:
         """Return the rate that falls from its initial value to 0 over the env_steps of the whole run."""
-        return self.cfg.learning_rate * max(0.0, 1 - self.env_steps_trained / self.cfg.train_for_env_steps)
+        return self.cfg.learning_rate * max(0.0, 1 - int(self.buffers.env_steps.sum()) / self.cfg.train_for_env_steps)
 
     def summarize(self, stats: list[dict[str, Tensor]], lag: Tensor, valid: Tensor) -> dict[str, float]:
         """Average the statistics of a dataset's SGD steps; the lag is in SGD steps, before the first of them."""

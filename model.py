@@ -491,11 +491,16 @@ def body_dtype(cfg: Config, device: torch.device, obs_space: dict[str, spaces.Sp
     return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
 
 
-def choose_device(name: str) -> torch.device:
-    """Resolve `--device`: auto is a GPU where there is one. Raises `UserError` for one that is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def choose_device(name: str, policy: int = 0) -> torch.device:
+    """Resolve `--device` for a policy: auto is a GPU where there is one; on several GPUs policies take turns.
+
+    Raises `UserError` for a device that is not there.
+    """
+    if name == "auto" and not torch.cuda.is_available():
+        return torch.device("cpu")
     try:
+        if name in ("auto", "cuda") and torch.cuda.is_available():
+            return torch.device("cuda", policy % torch.cuda.device_count())
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -1,13 +1,17 @@
 """Draw learning curves: `python plot.py train_dir/PongNoFrameskip-v4 curve.png` (several runs: one curve each).
 
-Reads each run's `metrics.jsonl`; the true mean return of the last 100 episodes over minutes of training and env_steps,
-and the scores of evaluations during training as dots.
+Reads each run's `metrics.jsonl`: the true mean return of the last 100 episodes (or another key) over minutes of
+training and env_steps, each policy of a population as a thin line, and the scores of evaluations during training as
+dots. With `--population` it reads the `population.jsonl` of one run: the objective of each policy and all that was
+mutated over the policy's env_steps, with an arrow from the donor wherever a policy was replaced.
 """
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -15,33 +19,50 @@ mpl.use("agg")  # a backend without a window
 
 from matplotlib import pyplot as plt
 
+from records import read_history
 
-def read_curve(run_dir: Path) -> tuple[list[float], list[float], list[float]]:
-    """Read minutes, millions of env_steps and mean returns of the rows that have a return."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["mean_return"] is not None]
-    return ([row["wall_sec"] / 60 for row in rows], [row["env_steps"] / 1e6 for row in rows],
-            [row["mean_return"] for row in rows])
+LABELS = {"mean_return": "mean return of the last 100 episodes",
+          "true_objective": "mean true objective of the last 100 episodes",
+          "win_rate_vs_past": "share of the last 100 games won against the past"}
+
+
+def read_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Read the rows of a run's metrics."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_curves(run_dir: Path, key: str) -> list[tuple[list[float], list[float], list[float]]]:
+    """Read minutes, millions of env_steps and a key's values: of the whole run, then of each policy of a population."""
+    rows = read_rows(run_dir)
+    curves = []
+    for policy in range(-1, len(rows[0].get("policies", ())) if rows else 0):
+        values = [(row, row if policy < 0 else row["policies"][policy]) for row in rows]
+        values = [(row, part[key]) for row, part in values if part.get(key) is not None]
+        curves.append(([row["wall_sec"] / 60 for row, _ in values], [row["env_steps"] / 1e6 for row, _ in values],
+                       [value for _, value in values]))
+    return curves
 
 
 def read_evaluations(run_dir: Path) -> tuple[list[float], list[float]]:
     """Read the millions of env_steps and the mean returns of evaluations during training (`--eval_every_env_steps`)."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "eval_return" in row]
-    return [row["eval_env_steps"] / 1e6 for row in rows], [row["eval_return"] for row in rows]
+    parts = [part for row in read_rows(run_dir) for part in (row, *row.get("policies", ())) if "eval_return" in part]
+    return [part["eval_env_steps"] / 1e6 for part in parts], [part["eval_return"] for part in parts]
 
 
-def draw(run_dirs: list[Path], output: Path, goal: float | None) -> None:
+def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mean_return") -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
     for run_dir in run_dirs:
-        minutes, env_steps, returns = read_curve(run_dir)
-        color = panels[0].plot(minutes, returns, label=run_dir.name)[0].get_color()
-        panels[1].plot(env_steps, returns, color=color, label=run_dir.name)
+        (minutes, env_steps, values), *policies = read_curves(run_dir, key)
+        color = panels[0].plot(minutes, values, label=run_dir.name)[0].get_color()
+        panels[1].plot(env_steps, values, color=color, label=run_dir.name)
+        for curve in policies:
+            panels[0].plot(curve[0], curve[2], color=color, linewidth=0.5)
+            panels[1].plot(curve[1], curve[2], color=color, linewidth=0.5)
         evaluated_at, scores = read_evaluations(run_dir)
-        if scores:
+        if scores and key == "mean_return":
             panels[1].plot(evaluated_at, scores, "o", markersize=3, color=color, label=f"{run_dir.name}, evaluation")
-    panels[0].set(xlabel="minutes", ylabel="mean return of the last 100 episodes")
+    panels[0].set(xlabel="minutes", ylabel=LABELS.get(key, key))
     panels[1].set(xlabel="million env_steps")
     for panel in panels:
         panel.grid(alpha=0.3)
@@ -49,6 +70,49 @@ def draw(run_dirs: list[Path], output: Path, goal: float | None) -> None:
             panel.axhline(goal, color="gray", linestyle="--", linewidth=1)
     panels[1].legend(loc="lower right")
     figure.savefig(output, dpi=120)
+    plt.close(figure)
+
+
+def draw_population(run_dir: Path, output: Path) -> None:
+    """Draw the history of a population into a picture file."""
+    events = read_history(run_dir)
+    described = {"policy", "policy_steps", "env_steps", "objective", "donor", "words"}
+    names = [name for name in events[0] if name not in described]
+    changed = [name for name in names if len({event[name] for event in events}) > 1]
+    columns = min(4, 1 + len(changed))
+    num_rows = math.ceil((1 + len(changed)) / columns)
+    figure, grid = plt.subplots(num_rows, columns, figsize=(4 * columns, 3 * num_rows), layout="constrained",
+                                squeeze=False)
+    panels = grid.ravel()
+    policies = sorted({event["policy"] for event in events})
+    for panel, name in zip(panels, ["objective", *changed], strict=False):
+        for policy in policies:
+            own = [event for event in events if event["policy"] == policy and event[name] is not None]
+            panel.plot([event["policy_steps"] / 1e6 for event in own], [float(event[name]) for event in own],
+                       drawstyle="default" if name == "objective" else "steps-post", marker=".",
+                       label=f"policy {policy}", color=f"C{policy}")
+        for event in events:
+            donor = _latest(events, event["donor"], event)
+            if donor is not None and donor[name] is not None:
+                place = event["policy_steps"] / 1e6
+                panel.annotate("", (place, float(event[name])), (place, float(donor[name])),
+                               arrowprops={"arrowstyle": "->", "color": f"C{event['policy']}", "alpha": 0.6})
+        panel.set(title=name, xlabel="million env_steps of the policy")
+        panel.grid(alpha=0.3)
+        numbers = [abs(float(event[name])) for event in events if event[name]]
+        if name != "objective" and numbers and max(numbers) > 3 * min(numbers):
+            panel.set_yscale("log")
+    for panel in panels[1 + len(changed):]:
+        panel.set_visible(False)
+    panels[0].legend(fontsize="small")
+    figure.savefig(output, dpi=100)
+    plt.close(figure)
+
+
+def _latest(events: list[dict[str, Any]], policy: int | None, before: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a policy's last event before another one; None when there is none."""
+    earlier = [event for event in events[:events.index(before)] if event["policy"] == policy]
+    return earlier[-1] if earlier else None
 
 
 def main(argv: list[str]) -> int:
@@ -56,13 +120,23 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("output", type=Path, help="picture to write, for example curve.png")
-    parser.add_argument("--goal", type=float, help="mark this return with a dashed line")
+    parser.add_argument("--goal", type=float, help="mark this value with a dashed line")
+    parser.add_argument("--key", default="mean_return", help="what to draw: a key of metrics.jsonl [mean_return]")
+    parser.add_argument("--population", action="store_true",
+                        help="draw what population-based training did in one run instead")
     args = parser.parse_args(argv)
-    missing = [run_dir for run_dir in args.run_dirs if not (run_dir / "metrics.jsonl").is_file()]
+    file = "population.jsonl" if args.population else "metrics.jsonl"
+    missing = [run_dir for run_dir in args.run_dirs if not (run_dir / file).is_file()]
     if missing:
-        print(f"plot.py: {missing[0]} holds no metrics.jsonl", file=sys.stderr)
+        print(f"plot.py: {missing[0]} holds no {file}", file=sys.stderr)
         return 2
-    draw(args.run_dirs, args.output, args.goal)
+    if args.population and len(args.run_dirs) > 1:
+        print("plot.py: --population draws one run; name one", file=sys.stderr)
+        return 2
+    if args.population:
+        draw_population(args.run_dirs[0], args.output)
+    else:
+        draw(args.run_dirs, args.output, args.goal, args.key)
     return 0
 
 

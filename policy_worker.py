@@ -1,68 +1,90 @@
 """The policy worker: computes actions for whoever asks.
 
-It takes every request that is waiting, gathers the observations and hidden states of all these agents into one batch,
-runs one forward pass and writes actions, log-probabilities, values, next hidden states and the policy version back in
-place. It keeps no state of its own besides a copy of the weights, so that any policy worker can serve any step; the
-copy is renewed as soon as the learner has published a new version, even in the middle of a trajectory.
+It takes every request that is waiting, gathers the observations and hidden states of all agents of its policy in them
+into one batch, runs one forward pass and writes actions, log-probabilities, values, next hidden states and the policy
+version back in place. It keeps no state of its own besides a copy of the weights, so that any policy worker can serve
+any step; the copy is renewed as soon as the learner has published a new version, even in the middle of a trajectory.
+Agents that play an earlier version, a snapshot, are a batch of their own.
 
 Read next: `model.py`.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from config import Config
 from model import body_dtype, make_model
-from shared_buffers import SPLIT, STOP, Message, SharedBuffers, take_all
+from shared_buffers import CURRENT, SPLIT, STOP, Message, SharedBuffers, take_all
 
 
 class PolicyWorker:
     """Serves the action requests of one policy. One process; shares `SharedBuffers`."""
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, device: torch.device) -> None:
-        self.cfg, self.buffers, self.device = cfg, buffers, device
-        self.dtype = body_dtype(cfg, device, buffers.obs_space)
-        self.model = make_model(cfg, buffers.obs_space, buffers.action_space).to(device).body_to(self.dtype).eval()
-        self.version = buffers.weights.refresh(self.model)
+    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, device: torch.device) -> None:
+        self.cfg, self.buffers, self.policy, self.device = cfg, buffers, policy, device
+        self.shared = buffers.policies[policy]
+        self.obs_space, self.action_space = buffers.spaces_of(policy)
+        self.dtype = body_dtype(cfg, device, self.obs_space)
+        self.models: dict[int, tuple[nn.Module, int]] = {}  # the newest weights (CURRENT), snapshots; their versions
+        self.fetch(CURRENT)
         # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
-        self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories.items()}
-        self.obs_names = list(buffers.obs_space)
+        self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories_of(policy).items()}
 
     def run(self) -> None:
         """Serve requests until told to stop."""
         while True:
-            messages = take_all(self.buffers.requests, self.buffers.requests_lock)
+            messages = take_all(self.shared.requests, self.shared.requests_lock)
             self.serve(messages)
             if messages[-1][0] == STOP:
                 return
 
+    def fetch(self, snapshot: int) -> tuple[nn.Module, int]:
+        """Return the newest weights (CURRENT) or a snapshot as a model, and their version."""
+        weights = self.shared.weights
+        model, version = self.models.get(snapshot, (None, -1))
+        if version != int(weights.versions[1 + snapshot]):
+            if model is None:
+                model = make_model(self.cfg, self.obs_space, self.action_space)
+                model = model.to(self.device).body_to(self.dtype).eval()
+            self.models[snapshot] = model, weights.refresh(model, snapshot)
+        return self.models[snapshot]
+
     @torch.inference_mode()
     def serve(self, messages: list[Message]) -> None:
-        """Compute the actions of all requested splits in one batch."""
+        """Compute the actions of all agents of this policy in the requested splits, in one batch."""
         splits = [index for kind, index in messages if kind == SPLIT]
         if not splits:
             return
-        if int(self.buffers.weights.version) != self.version:
-            self.version = self.buffers.weights.refresh(self.model)
-        slots = self.buffers.agent_slot[splits].flatten()  # [B]
-        t = self.buffers.agent_t[splits].flatten()
+        own = self.buffers.agent_policy[splits] == self.policy
+        slots = self.buffers.agent_slot[splits][own] - self.shared.first_slot  # [B]
+        t = self.buffers.agent_t[splits][own]
+        if not self.cfg.self_play_past_fraction:
+            self.act(CURRENT, slots, t)
+        else:
+            snapshots = self.buffers.agent_snapshot[splits][own]
+            for snapshot in snapshots.unique().tolist():
+                self.act(snapshot, slots[snapshots == snapshot], t[snapshots == snapshot])
+        for split in splits:
+            self.buffers.inboxes[self.buffers.worker_of_split(split)].put((SPLIT, split))
+
+    def act(self, snapshot: int, slots: Tensor, t: Tensor) -> None:
+        """Compute the actions of the agents that await them in rows t [B] of slots [B]."""
+        model, version = self.fetch(snapshot)
         with_last = slots * (self.cfg.rollout + 1) + t  # row in a tensor of T+1 rows a slot
         row = slots * self.cfg.rollout + t
-        obs = {name: self.rows[f"obs/{name}"][with_last].to(self.device) for name in self.obs_names}
+        obs = {name: self.rows[f"obs/{name}"][with_last].to(self.device) for name in self.obs_space}
         rnn_states = self.rows["rnn_states"][with_last].to(self.device)
         new_episode = self.rows["new_episode"][with_last, None].to(self.device)
 
-        parameters, values, rnn_states = self.model(self.model.normalize(obs, self.dtype), rnn_states, new_episode)
-        distribution = self.model.distribution(parameters)
+        parameters, values, rnn_states = model(model.normalize(obs, self.dtype), rnn_states, new_episode)
+        distribution = model.distribution(parameters)
         actions = distribution.sample()
         self.write("actions", row, actions)
         self.write("action_parameters", row, parameters)
         self.write("log_probs", row, distribution.log_prob(actions))
-        self.write("values", row, self.model.returns.denormalize(values))
-        self.write("policy_version", row, torch.full_like(row, self.version))
+        self.write("values", row, model.returns.denormalize(values))
+        self.write("policy_version", row, torch.full_like(row, version))
         self.write("rnn_states", with_last + 1, rnn_states)
-        for split in splits:
-            self.buffers.inboxes[self.buffers.worker_of_split(split)].put((SPLIT, split))
 
     def write(self, name: str, row: Tensor, value: Tensor) -> None:
         self.rows[name][row] = value.to("cpu")

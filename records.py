@@ -5,6 +5,8 @@ row is due after each dataset instead of every few seconds, so that two runs wit
 
     metrics.jsonl   one JSON object per report, the keys of `row`
     summary.json    the last row and totals; replaced atomically at each report
+
+With several policies a row holds means over them, and what each one reports in the list "policies".
 """
 
 import collections
@@ -26,40 +28,104 @@ RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
 BEST_EVERY_SEC = 20.0  # a new best mean return is saved at most this often
 
 
+class PolicyRecords:
+    """What one policy reports, since the last row and over its last episodes."""
+
+    def __init__(self, cfg: Config, policy: int, earlier: dict[str, Any], sgd_steps: int) -> None:
+        best = _entry(earlier, "best_return", policy)
+        self.best_return: float = -math.inf if best is None else best
+        self.returns: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
+        self.lengths: collections.deque[int] = collections.deque(maxlen=RETURN_WINDOW)
+        self.objectives: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
+        self.has_objective = False  # the environment tells one; else it is the return
+        self.matches: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)  # against earlier policies
+        self.num_episodes = 0
+        self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
+        self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
+        self.evaluation: dict[str, float] = {}  # the one since the last row, if any
+        self.last_evaluation: dict[str, float] = _entry(earlier, "evaluation", policy) or {}
+        self.last_best = -math.inf  # when the best checkpoint was saved
+        self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  slow to import; the children start meanwhile
+
+        self.tensorboard = SummaryWriter(cfg.run_dir / "tensorboard" / f"policy_{policy:02}", max_queue=1000,
+                                         flush_secs=10)
+
+    @property
+    def mean_return(self) -> float:
+        return sum(self.returns) / len(self.returns) if self.returns else math.nan
+
+    @property
+    def objective(self) -> float | None:
+        """Return what population-based training ranks by: the mean true objective, or else return; None at first."""
+        return sum(self.objectives) / len(self.objectives) if self.objectives else None
+
+    @property
+    def win_rate(self) -> float | None:
+        return sum(self.matches) / len(self.matches) if self.matches else None
+
+    def add_episode(self, episode_return: float, length: int, objective: float) -> None:
+        self.returns.append(episode_return)
+        self.lengths.append(length)
+        self.has_objective |= not math.isnan(objective)
+        self.objectives.append(episode_return if math.isnan(objective) else objective)
+        self.num_episodes += 1
+
+    def add_training(self, stats: dict[str, float]) -> None:
+        self.training.append(stats)
+        self.latest = stats
+        self.lag_sum += stats["policy_lag_mean"]
+        self.lag_max = max(self.lag_max, stats["policy_lag_max"])
+        self.num_datasets += 1
+
+    def take_row(self) -> dict[str, Any]:
+        """Return this policy's part of a row, and begin the next one."""
+        row: dict[str, Any] = {
+            "mean_return": self.mean_return if self.returns else None,
+            "mean_length": sum(self.lengths) / len(self.lengths) if self.lengths else None,
+        }
+        if self.has_objective:
+            row["true_objective"] = self.objective
+        if self.matches:
+            row["win_rate_vs_past"] = self.win_rate
+        for name in self.latest:
+            values = [stats[name] for stats in self.training]
+            if values:
+                row[name] = values[-1] if name in ("sgd_steps", "env_steps_trained", "learning_rate") else (
+                    max(values) if name.endswith("_max") else min(values) if name.endswith("_min")
+                    else sum(values) / len(values))
+        row.setdefault("sgd_steps", self.latest["sgd_steps"])
+        row |= self.evaluation
+        self.training.clear()
+        self.evaluation = {}
+        return row
+
+
 class Records:
     """Counts, averages and writes what a run reports. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, *, resumed: bool, sgd_steps: int) -> None:
+    def __init__(self, cfg: Config, *, resumed: bool, sgd_steps: list[int]) -> None:
+        """Open the files. sgd_steps: of each policy so far."""
         self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed
         self.last_row = time.monotonic()
         earlier = read_summary(self.run_dir) if resumed else {}
         self.wall_before: float = earlier.get("wall_sec", 0.0)  # seconds of training before this process
-        self.best_return: float = earlier.get("best_return", [-math.inf])[0]
-        self.returns: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
-        self.lengths: collections.deque[int] = collections.deque(maxlen=RETURN_WINDOW)
-        self.num_episodes: int = earlier.get("num_episodes", 0)
-        self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
-        self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
-        self.evaluation: dict[str, float] = {}  # the one since the last row, if any
-        self.last_evaluation: dict[str, float] = earlier.get("evaluation") or {}
-        self.last_saved = {SAVE_PERIODIC: time.monotonic(), SAVE_BEST: -math.inf, SAVE_MILESTONE: time.monotonic()}
+        self.episodes_before: int = earlier.get("num_episodes", 0)
+        self.policies = [PolicyRecords(cfg, policy, earlier, steps) for policy, steps in enumerate(sgd_steps)]
+        self.last_saved = {SAVE_PERIODIC: time.monotonic(), SAVE_MILESTONE: time.monotonic()}
         self.goal = cfg.train_for_env_steps
         self.train_sec = 0.0  # in earlier calls of train()
         self.begun: float | None = None  # when the running call of train() began
         self.steps_before_train = self.steps_at_row = 0
-        self.sgd_steps_before = sgd_steps
+        self.sgd_steps_before = sum(sgd_steps)
         self.steps_trained = 0  # env_steps sampled inside train(), by this process
         self.first_step_sec: float | None = None
         self.peak_memory_bytes = 0
-        self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
 
         self.logger = make_logger(self.run_dir / "log.txt")
         self.metrics = (self.run_dir / "metrics.jsonl").open("a" if resumed else "w", buffering=1)
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  slow to import; the children start meanwhile
-
-        self.tensorboard = SummaryWriter(self.run_dir / "tensorboard" / "policy_00", max_queue=1000, flush_secs=10)
         config_table = "\n".join(f"| {name} | {value} |" for name, value in vars(cfg).items())
-        self.tensorboard.add_text("config", "| setting | value |\n|---|---|\n" + config_table)
+        self.policies[0].tensorboard.add_text("config", "| setting | value |\n|---|---|\n" + config_table)
         self.line_open = False
 
     # ---- input ---------------------------------------------------------------------------------------------------
@@ -79,35 +145,54 @@ class Records:
     def add(self, kind: str, content: list[Any], env_steps: int) -> None:
         """Take one report of a component.
 
-        ("episodes", [(return, length), ...]), ("trained", {...}), ("evaluated", {...}) or ("saved", kind, name).
+        ("episodes", [(policy, return, length, objective), ...]), ("matches", [(policy, result), ...]),
+        ("trained", policy, {...}), ("evaluated", policy, {...}) or ("saved", policy, kind, name).
         """
         if kind == "episodes":
-            for episode_return, length in content[0]:
-                self.returns.append(episode_return)
-                self.lengths.append(length)
-                self.num_episodes += 1
+            for policy, *episode in content[0]:
+                self.policies[policy].add_episode(*episode)
+        elif kind == "matches":
+            for policy, result in content[0]:
+                self.policies[policy].matches.append(result)
         elif kind == "trained":
-            self.training.append(content[0])
-            self.latest = content[0]
-            self.lag_sum += content[0]["policy_lag_mean"]
-            self.lag_max = max(self.lag_max, content[0]["policy_lag_max"])
-            self.num_datasets += 1
+            self.policies[content[0]].add_training(content[1])
         elif kind == "evaluated":
-            if self.evaluation:  # each is in a row of its own
+            policy = self.policies[content[0]]
+            if policy.evaluation:  # each is in a row of its own
                 self._write_row(env_steps)
-            self.evaluation = self.last_evaluation = content[0]
-            self.log("evaluation at env_steps={eval_env_steps:,}: return {eval_return:.2f} +- {eval_return_std:.2f}, "
-                     "length {eval_length:.1f}".format(**content[0]))
-        elif kind == "saved" and content[0] != SAVE_PERIODIC:
-            self.log(f"saved {content[1]} at env_steps={env_steps:,}, mean return {self.mean_return:.2f}")
+            policy.evaluation = policy.last_evaluation = content[1]
+            self.log(f"evaluation{self._of(content[0])} at " + "env_steps={eval_env_steps:,}: return {eval_return:.2f} "
+                     "+- {eval_return_std:.2f}, length {eval_length:.1f}".format(**content[1]))
+        elif kind == "saved" and content[1] in (SAVE_BEST, SAVE_MILESTONE):
+            self.log(f"saved {content[2]}{self._of(content[0])} at env_steps={env_steps:,}, mean return "
+                     f"{self.policies[content[0]].mean_return:.2f}")
+
+    def add_population(self, decisions: list[Any], numbers: list[dict[str, float]], env_steps: int) -> None:
+        """Record the settings of all policies, and in words what population-based training has decided."""
+        for decision in decisions:
+            self.log(f"PBT: {decision.words}")
+            self.policies[decision.policy].tensorboard.add_text("pbt", decision.words, env_steps)
+        for policy, values in zip(self.policies, numbers, strict=True):
+            for name, value in values.items():
+                policy.tensorboard.add_scalar(f"pbt/{name}", float(value), env_steps)
+            if policy.objective is not None:
+                policy.tensorboard.add_scalar("pbt/objective", policy.objective, env_steps)
+
+    def _of(self, policy: int) -> str:
+        return f" of policy {policy}" if len(self.policies) > 1 else ""
 
     @property
     def closed(self) -> bool:
         return self.metrics.closed
 
     @property
-    def mean_return(self) -> float:
-        return sum(self.returns) / len(self.returns) if self.returns else math.nan
+    def num_episodes(self) -> int:
+        return self.episodes_before + sum(policy.num_episodes for policy in self.policies)
+
+    @property
+    def objectives(self) -> list[float | None]:
+        """Return what population-based training ranks by, for each policy."""
+        return [policy.objective for policy in self.policies]
 
     @property
     def wall_sec(self) -> float:
@@ -125,7 +210,7 @@ class Records:
 
     def end(self, env_steps: int) -> None:
         """Stop the clock of a call of train(), after a last row of what was learned since the one before."""
-        if self.training:
+        if any(policy.training for policy in self.policies):
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
@@ -134,30 +219,34 @@ class Records:
 
     def flush(self, env_steps: int) -> None:
         """Write a row for an evaluation that ended after the training."""
-        if self.evaluation:
+        if any(policy.evaluation for policy in self.policies):
             self._write_row(env_steps)
 
-    def tick(self, env_steps: int, sgd_steps: int) -> list[int]:
-        """Write a row if one is due; return the kinds of checkpoints that are due."""
+    def tick(self, env_steps: int, sgd_steps: int) -> list[tuple[int, int]]:
+        """Write a row if one is due; return the checkpoints that are due, (policy, kind).
+
+        sgd_steps: the sum over all policies.
+        """
         now = time.monotonic()
         if self.first_step_sec is None and sgd_steps > self.sgd_steps_before:
             self.first_step_sec = time.time() - psutil.Process().create_time()
             self.log(f"first SGD step {self.first_step_sec:.1f} s after the start")
         elapsed = now - self.last_row
-        due = bool(self.training) if self.cfg.serial_mode else elapsed >= self.cfg.report_interval_sec
+        trained = any(policy.training for policy in self.policies)
+        due = trained if self.cfg.serial_mode else elapsed >= self.cfg.report_interval_sec
         if not due:
             return []
         self._write_row(env_steps)
-        saves = []
-        if now - self.last_saved[SAVE_PERIODIC] >= self.cfg.save_every_sec:
-            saves.append(SAVE_PERIODIC)
-        if now - self.last_saved[SAVE_MILESTONE] >= self.cfg.save_milestones_sec:
-            saves.append(SAVE_MILESTONE)
-        full = len(self.returns) == RETURN_WINDOW
-        if full and self.mean_return > self.best_return and now - self.last_saved[SAVE_BEST] >= BEST_EVERY_SEC:
-            self.best_return = self.mean_return
-            saves.append(SAVE_BEST)
-        self.last_saved |= dict.fromkeys(saves, now)
+        kinds = [kind for kind, every_sec in ((SAVE_PERIODIC, self.cfg.save_every_sec),
+                                              (SAVE_MILESTONE, self.cfg.save_milestones_sec))
+                 if now - self.last_saved[kind] >= every_sec]
+        self.last_saved |= dict.fromkeys(kinds, now)
+        saves = [(number, kind) for number in range(len(self.policies)) for kind in kinds]
+        for number, policy in enumerate(self.policies):
+            full = len(policy.returns) == RETURN_WINDOW
+            if full and policy.mean_return > policy.best_return and now - policy.last_best >= BEST_EVERY_SEC:
+                policy.best_return, policy.last_best = policy.mean_return, now
+                saves.append((number, SAVE_BEST))
         return saves
 
     def _write_row(self, env_steps: int) -> None:
@@ -168,29 +257,24 @@ class Records:
         row: dict[str, Any] = {
             "env_steps": env_steps, "env_frames": env_steps * self.cfg.env_frameskip,
             "wall_sec": self.wall_sec, "fps": fps, "num_episodes": self.num_episodes,
-            "mean_return": self.mean_return if self.returns else None,
-            "mean_length": sum(self.lengths) / len(self.lengths) if self.lengths else None,
         }
-        for name in self.latest:
-            values = [stats[name] for stats in self.training]
-            if values:
-                row[name] = values[-1] if name in ("sgd_steps", "env_steps_trained", "learning_rate") else (
-                    max(values) if name.endswith("_max") else min(values) if name.endswith("_min")
-                    else sum(values) / len(values))
-        row.setdefault("sgd_steps", self.latest["sgd_steps"])
-        row |= self.evaluation
-        self.training.clear()
-        self.evaluation = {}
         if not self.cfg.serial_mode:
             row["memory_mb"] = self._measure_memory() / 1e6
+        parts = [policy.take_row() for policy in self.policies]
+        self._write_tensorboard(row, parts)
+        row |= parts[0] if len(parts) == 1 else join_rows(parts)
         self.metrics.write(json.dumps(row) + "\n")
-        for name, value in row.items():
-            if value is not None:
-                step = row["eval_env_steps"] if name.startswith("eval_") else env_steps
-                self.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, step)
         self._write_summary(env_steps)
         if self.begun is not None:
             self._show_progress(row)
+
+    def _write_tensorboard(self, run: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+        """Write the run's numbers to the page of the first policy, and each policy's to its own."""
+        for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True)):
+            for name, value in (run | part if number == 0 else part).items():
+                if value is not None:
+                    step = part["eval_env_steps"] if name.startswith("eval_") else run["env_steps"]
+                    policy.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, step)
 
     def _measure_memory(self) -> int:
         """Return the bytes of memory of all processes of the run, shared pages counted once."""
@@ -210,13 +294,18 @@ class Records:
         seconds = self.wall_sec - self.wall_before
         summary = {
             "env": self.cfg.env, "env_steps": env_steps, "env_frames": env_steps * self.cfg.env_frameskip,
-            "sgd_steps": self.latest["sgd_steps"], "wall_sec": self.wall_sec,
+            "sgd_steps": sum(policy.latest["sgd_steps"] for policy in self.policies), "wall_sec": self.wall_sec,
             "fps": (self.steps_trained + running) * self.cfg.env_frameskip / max(seconds, 1e-9),
             "num_episodes": self.num_episodes,
-            "mean_return": [self.mean_return if self.returns else None],
-            "best_return": [self.best_return if math.isfinite(self.best_return) else None],
-            "evaluation": self.last_evaluation or None,
-            "policy_lag_mean": self.lag_sum / max(self.num_datasets, 1), "policy_lag_max": self.lag_max,
+            "mean_return": [policy.mean_return if policy.returns else None for policy in self.policies],
+            "best_return": [policy.best_return if math.isfinite(policy.best_return) else None
+                            for policy in self.policies],
+            "true_objective": [policy.objective if policy.has_objective else None for policy in self.policies],
+            "win_rate_vs_past": [policy.win_rate for policy in self.policies],
+            "evaluation": [policy.last_evaluation or None for policy in self.policies],
+            "policy_lag_mean": sum(policy.lag_sum for policy in self.policies)
+            / max(sum(policy.num_datasets for policy in self.policies), 1),
+            "policy_lag_max": max(policy.lag_max for policy in self.policies),
             "first_sgd_step_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
         }
         temporary = self.run_dir / "summary.tmp"
@@ -229,9 +318,16 @@ class Records:
         percent = 100 * max(row["env_steps"] / self.goal, self.wall_sec / self.cfg.train_for_seconds)
         parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
         if row["mean_return"] is not None:
-            parts.append(f"return {row['mean_return']:.2f}")
-        if self.last_evaluation:
-            parts.append(f"eval {self.last_evaluation['eval_return']:.2f}")
+            spread = [policy.mean_return for policy in self.policies if policy.returns]
+            of_all = f" ({min(spread):.2f} to {max(spread):.2f})" if len(self.policies) > 1 else ""
+            parts.append(f"return {row['mean_return']:.2f}{of_all}")
+        if row.get("true_objective") is not None:
+            parts.append(f"objective {row['true_objective']:.2f}")
+        if row.get("win_rate_vs_past") is not None:
+            parts.append(f"wins against the past {row['win_rate_vs_past']:.0%}")
+        evaluations = [policy.last_evaluation["eval_return"] for policy in self.policies if policy.last_evaluation]
+        if evaluations:
+            parts.append(f"eval {sum(evaluations) / len(evaluations):.2f}")
         if "policy_lag_mean" in row:
             parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
         parts.append(f"{format_duration(self.wall_sec)} gone, {format_duration(seconds_left)} left")
@@ -257,18 +353,40 @@ class Records:
             self.end(env_steps)
         if self.steps_trained or not self.resumed:  # else the summary of the run so far stays true
             self._write_summary(env_steps)
-        mean = f"{self.mean_return:.2f}" if self.returns else "none"
+        means = [f"{policy.mean_return:.2f}" if policy.returns else "none" for policy in self.policies]
+        mean = ", ".join(means)
         self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, mean return {mean}, "
                  f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
         self.metrics.close()
-        self.tensorboard.close()
+        for policy in self.policies:
+            policy.tensorboard.close()
         for handler in list(self.logger.handlers):
             handler.close()
             self.logger.removeHandler(handler)
 
 
+def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarize the rows of several policies: means, but the sum of sgd_steps and the largest lag."""
+    row: dict[str, Any] = {}
+    for name in ("mean_return", "mean_length", "true_objective", "win_rate_vs_past", "policy_lag_mean"):
+        values = [part[name] for part in parts if part.get(name) is not None]
+        if values or name in parts[0]:
+            row[name] = sum(values) / len(values) if values else None
+    row["sgd_steps"] = sum(part["sgd_steps"] for part in parts)
+    if lags := [part["policy_lag_max"] for part in parts if "policy_lag_max" in part]:
+        row["policy_lag_max"] = max(lags)
+    return row | {"policies": parts}
+
+
+def _entry(summary: dict[str, Any], name: str, policy: int) -> Any:
+    """Return what a summary says of one policy; None when it says nothing."""
+    values = summary.get(name)
+    return values[policy] if isinstance(values, list) and policy < len(values) else None
+
+
 TENSORBOARD_GROUP = {
-    "mean_return": "episode", "mean_length": "episode", "num_episodes": "episode",
+    "mean_return": "episode", "true_objective": "episode", "win_rate_vs_past": "episode", "mean_length": "episode",
+    "num_episodes": "episode",
     "eval_return": "eval", "eval_return_std": "eval", "eval_length": "eval", "eval_env_steps": "eval",
     "eval_sgd_steps": "eval",
     "fps": "speed", "wall_sec": "speed", "memory_mb": "speed", "env_steps": "speed", "env_frames": "speed",
@@ -292,12 +410,15 @@ def make_logger(path: Path) -> logging.Logger:
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Read the summary of a run's earlier part; empty when there is none."""
     try:
-        summary = json.loads((run_dir / "summary.json").read_text())
+        return json.loads((run_dir / "summary.json").read_text())
     except (OSError, ValueError):
         return {}
-    if summary.get("best_return") == [None]:
-        del summary["best_return"]
-    return summary
+
+
+def read_history(run_dir: Path) -> list[dict[str, Any]]:
+    """Read the events of a population (`population.py`); empty when there are none."""
+    path = run_dir / "population.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def format_duration(seconds: float) -> str:

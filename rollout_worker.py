@@ -4,36 +4,65 @@ It owns `worker_num_splits` splits, each a vector environment. While policy work
 it steps another (double-buffered sampling, Sample Factory section 3.2): it sleeps only when no split is ready. All
 data is written in place into the agents' trajectory slots; messages are described in `shared_buffers.py`.
 
-Invariant: a split is in exactly one place: in a request or its answer, being stepped, or in `waiting` (for free
+When an episode begins, each agent draws the policy that it plays. A trajectory belongs to one policy: if another one is
+drawn, the agent leaves its slot unfinished behind, and the next agent that draws the slot's policy goes on filling it.
+
+A row of a trajectory is one decision: obs[t], the action, and all that happened until the agent acts again. Agents that
+are dead, gone or not on turn have no rows. After an episode's last observation there is one row more, which is not
+valid: the policy worker still computes that observation's value, and the environment, when it is reset, ignores the
+action.
+
+Invariant: a split is in exactly one place: in requests or their answers, being stepped, or in `waiting` (for free
 slots, or for the end of a pause). Read next: `policy_worker.py`.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from config import Config
+from config import Config, find_function
 from envs import make_vector_env
-from flat_spaces import Observation
-from shared_buffers import PAUSE, RESUME, SLOT, SPLIT, STOP, SharedBuffers
+from pbt import (
+    check_mapping,
+    check_shaping_keys,
+    draw_policies,
+    draw_snapshots,
+    flatten_shaping,
+    unflatten_shaping,
+)
+from shared_buffers import CURRENT, IDLE, PAUSE, RESUME, SLOT, SPLIT, STOP, SharedBuffers
+from vector_env import EnvironmentFailure, Step
+
+NO_SLOT = -1
+MAX_IDLE_STEPS = 10_000  # steps in a row in which no agent of a split acts
 
 
 class Split:
-    """One vector environment and the running episodes of its agents."""
+    """One vector environment and its M agents: what each of them is doing."""
 
     def __init__(self, cfg: Config, index: int, buffers: SharedBuffers, make_env: Callable) -> None:
         self.index = index
         self.env = make_env(cfg, cfg.envs_per_split)
-        self.slots = buffers.agent_slot[index].numpy()  # [N], shared with the policy workers
-        self.t = buffers.agent_t[index].numpy()  # [N], likewise
-        self.obs: Observation = self.env.reset(cfg.seed + index * cfg.envs_per_split)
-        self.needs_slots = True  # the next observation begins new trajectories
-        self.last_states = np.zeros((cfg.envs_per_split, buffers.specs["rnn_states"].shape[1]), np.float32)
-        self.resetting = np.zeros(cfg.envs_per_split, bool)  # the episode is over: the next step only resets
-        self.new_episode = np.ones(cfg.envs_per_split, bool)  # `obs` is an episode's first
-        self.episode_return = np.zeros(cfg.envs_per_split)
-        self.episode_length = np.zeros(cfg.envs_per_split, np.int64)
+        self.num_agents = len(self.env.agents)  # of one environment
+        # [M], shared with the policy workers
+        self.asked = buffers.agent_policy[index].numpy()  # the policy that must act for an agent, or IDLE
+        self.snapshot = buffers.agent_snapshot[index].numpy()
+        self.slots = buffers.agent_slot[index].numpy()
+        self.t = buffers.agent_t[index].numpy()
+        num_agents = len(self.slots)
+        self.slots[:], self.t[:], self.snapshot[:] = NO_SLOT, 0, CURRENT
+        self.policy = np.zeros(num_agents, np.int64)  # whom each agent plays in this episode
+        self.open = np.zeros(num_agents, bool)  # row t is under way
+        self.final = np.zeros(num_agents, bool)  # row t is the one after the episode's last observation
+        self.acting = np.zeros(num_agents, bool)  # an action is awaited for the latest observation
+        self.fresh = np.ones(num_agents, bool)  # the episode's first observation was not acted on yet
+        self.rewards = np.zeros(num_agents)  # since the last action
+        self.episode_return = np.zeros(num_agents)
+        self.episode_length = np.zeros(num_agents, np.int64)  # decisions
+        self.last_states = [np.zeros((num_agents, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
+        self.latest: Step = self.env.reset(cfg.seed + index * cfg.envs_per_split)
+        self.answers_missing = 0  # of the policies that were asked
 
 
 class RolloutWorker:
@@ -41,16 +70,33 @@ class RolloutWorker:
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, worker: int, report: Callable[[tuple], None],
                  make_env: Callable = make_vector_env) -> None:
-        """Make and reset the environments; report(("episodes", [(return, length), ...])) tells finished ones."""
+        """Make and reset the environments.
+
+        report(("episodes", [(policy, return, length, true objective or nan), ...])) tells finished episodes of agents,
+        report(("matches", [(policy, result), ...])) those against earlier policies: 1 won, 0.5 drawn, 0 lost.
+        """
         self.cfg, self.buffers, self.report = cfg, buffers, report
         self.inbox = buffers.inboxes[worker]
-        self.rows = {name: tensor.numpy() for name, tensor in buffers.trajectories.items()}  # [S, T(+1), ...] views
+        # of each kind of agents: [S, T(+1), ...] views, and the number of the first slot
+        self.rows = [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in buffers.storage]
+        self.first_slot = buffers.first_slot_of_kind
         self.env_steps = buffers.env_steps[worker : worker + 1].numpy()
-        first = worker * cfg.slots_per_worker
-        self.free_slots = deque(range(first, first + cfg.slots_per_worker))
+        self.policy_steps = buffers.policy_steps[worker].numpy()
+        self.rng = np.random.default_rng((cfg.seed, worker))
+        self.mapping = find_function("policy_mapping", cfg.policy_mapping) if cfg.policy_mapping else None
+        self.shaping = flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
+        self.draws = cfg.num_policies > 1 or cfg.self_play_past_fraction > 0 or bool(self.shaping)
+        first = worker * buffers.slots_per_worker
+        self.free_slots = [deque(range(policy.first_slot + first, policy.first_slot + first + buffers.slots_per_worker))
+                           for policy in buffers.policies]
+        self.unfinished: list[deque[tuple[int, int]]] = [deque() for _ in buffers.policies]  # (slot, t) left behind
         self.paused = True
         splits = range(worker * cfg.worker_num_splits, (worker + 1) * cfg.worker_num_splits)
         self.splits = {index: Split(cfg, index, buffers, make_env) for index in splits}
+        for split in self.splits.values():
+            if self.shaping:
+                check_shaping_keys(self.shaping, flatten_shaping(split.env.default_shaping()))
+            self.absorb(split, split.latest)
         self.waiting = deque(self.splits.values())
 
     def run(self) -> None:
@@ -62,57 +108,215 @@ class RolloutWorker:
     def handle(self, kind: int, index: int) -> None:
         """Act on one message of the inbox, then ask for all actions that can be asked for."""
         if kind == SPLIT:
-            self.step(self.splits[index])
+            split = self.splits[index]
+            split.answers_missing -= 1
+            if split.answers_missing:
+                return
+            self.step(split)
+            self.waiting.append(split)
         elif kind == SLOT:
-            self.free_slots.append(index)
+            self.free_slots[self.buffers.policy_of_slot(index)].append(index)
         else:
             assert kind in (PAUSE, RESUME), kind
             self.paused = kind == PAUSE
         self.send_requests()
 
+    # ---- stepping ------------------------------------------------------------------------------------------------
+
     def step(self, split: Split) -> None:
         """Step a split's environments with the actions in its trajectories and store what happened."""
-        slots, t, rows = split.slots, split.t, self.rows
-        obs, rewards, terminated, truncated = split.env.step(rows["actions"][slots, t])
-        valid = ~split.resetting
-        rows["rewards"][slots, t] = rewards
-        rows["terminated"][slots, t] = terminated
-        rows["truncated"][slots, t] = truncated
-        rows["valid"][slots, t] = valid
-        split.obs, split.new_episode = obs, split.resetting
-        self.store_observations(split, t + 1)
-        self.count_episodes(split, rewards, terminated | truncated, valid)
-        split.resetting = terminated | truncated
-        t += 1
-        if t[0] == self.cfg.rollout:
-            self.finish_trajectories(split)
-        self.waiting.append(split)
+        actions = [rows["actions"][split.slots[kind.index] - first, split.t[kind.index]]
+                   for kind, rows, first in zip(split.env.kinds, self.rows, self.first_slot, strict=True)]
+        self.absorb(split, split.env.step(actions))
 
-    def store_observations(self, split: Split, t: np.ndarray | int) -> None:
-        for name, value in split.obs.items():
-            self.rows[f"obs/{name}"][split.slots, t] = value
-        self.rows["new_episode"][split.slots, t] = split.new_episode
+    def absorb(self, split: Split, step: Step) -> None:
+        """Take over what the environments returned: close rows, count, draw policies, open new rows."""
+        split.latest = step
+        over = step.terminated | step.truncated
+        split.rewards += step.rewards
+        split.episode_return += step.rewards
+        closing = split.open & (step.active | over | split.final)
+        self.close_rows(split, step, closing)
+        self.report_episodes(split, over, step.objectives)
+        split.open &= ~(closing & split.final)  # now they are gone
+        split.final = over & closing
+        for env in np.flatnonzero(step.begins):
+            self.begin_episode(split, int(env))
+        split.rewards[~split.open] = 0.0  # a reward before the first decision belongs to none
+        split.acting = step.active | split.final
+        split.open |= step.active
+        self.store_observations(split, split.acting & (split.slots != NO_SLOT))
+        self.finish_trajectories(split)
 
-    def count_episodes(self, split: Split, rewards: np.ndarray, done: np.ndarray, valid: np.ndarray) -> None:
-        """Add to the true returns and lengths (in env_steps) of the episodes; report those that ended."""
-        self.env_steps += valid.sum()
-        split.episode_return += rewards * valid
+    def close_rows(self, split: Split, step: Step, closing: np.ndarray) -> None:
+        """Complete the rows of some agents ([M] bool); count the steps."""
+        valid = closing & ~split.final
+        for k, agents, slots in self.by_kind(split, closing):
+            rows, t = self.rows[k], split.t[agents]
+            rows["rewards"][slots, t] = split.rewards[agents]
+            rows["terminated"][slots, t] = step.terminated[agents]
+            rows["truncated"][slots, t] = step.truncated[agents]
+            rows["valid"][slots, t] = valid[agents]
+        split.t[closing] += 1
+        split.rewards[closing] = 0.0
+        split.fresh &= ~closing
         split.episode_length += valid
-        if done.any():
-            self.report(("episodes", [(float(split.episode_return[i]), int(split.episode_length[i]))
-                                      for i in np.flatnonzero(done)]))
-            split.episode_return[done] = 0.0
-            split.episode_length[done] = 0
+        self.env_steps += np.count_nonzero(~step.begins)
+        self.policy_steps += np.bincount(split.policy[valid & (split.snapshot == CURRENT)],
+                                         minlength=len(self.policy_steps))
+
+    def by_kind(self, split: Split, chosen: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield each kind with chosen agents ([M] bool), these agents, and their slots in the kind's storage."""
+        for k, kind in enumerate(split.env.kinds):
+            agents = kind.index[chosen[kind.index]]
+            if len(agents):
+                yield k, agents, split.slots[agents] - self.first_slot[k]
+
+    def store_observations(self, split: Split, chosen: np.ndarray) -> None:
+        """Write the latest observations of some agents ([M] bool, all with a slot) into row t."""
+        for k, agents, slots in self.by_kind(split, chosen):
+            rows, t, index = self.rows[k], split.t[agents], split.env.kinds[k].index
+            own = slice(None) if len(agents) == len(index) else chosen[index]
+            for name, value in split.latest.obs[k].items():
+                rows[f"obs/{name}"][slots, t] = value[own]
+            rows["new_episode"][slots, t] = split.fresh[agents]
+
+    def report_episodes(self, split: Split, over: np.ndarray, objectives: np.ndarray) -> None:
+        """Report the true returns and lengths of episodes that ended, but not those of earlier policies."""
+        episodes = [(int(split.policy[m]), float(split.episode_return[m]), int(split.episode_length[m]),
+                     float(objectives[m])) for m in np.flatnonzero(over & (split.snapshot == CURRENT))]
+        if episodes:
+            self.report(("episodes", episodes))
+
+    # ---- episodes ------------------------------------------------------------------------------------------------
+
+    def begin_episode(self, split: Split, env: int) -> None:
+        """Reset what is counted for an environment's agents and draw the policies they play."""
+        own = slice(env * split.num_agents, (env + 1) * split.num_agents)
+        if self.draws:
+            self.report_matches(split, own)
+            self.draw(split, env, own)
+        split.fresh[own] = True
+        split.episode_return[own] = split.episode_length[own] = 0
+
+    def report_matches(self, split: Split, own: slice) -> None:
+        """Report how the current policies did against earlier ones in the episode that has ended."""
+        frozen = split.snapshot[own] != CURRENT
+        if not frozen.any() or frozen.all() or not split.episode_length[own].any():
+            return
+        returns = split.episode_return[own]
+        lead = returns[~frozen].mean() - returns[frozen].mean()
+        result = 0.5 + 0.5 * float(np.sign(lead))
+        self.report(("matches", [(int(policy), result) for policy in split.policy[own][~frozen]]))
+
+    def draw(self, split: Split, env: int, own: slice) -> None:
+        """Draw the policies of an environment's agents, and give them their reward shaping."""
+        cfg, info = self.cfg, self.buffers.info
+        if self.mapping is not None:
+            policies = self.mapping(info.agents, cfg.num_policies, self.rng)
+            check_mapping(policies, info.agents, info.kind_of_agent, self.buffers.kind_of_policy)
+        else:
+            policies = draw_policies(info.kind_of_agent, self.buffers.kind_of_policy, self.rng,
+                                     mix=cfg.pbt_mix_policies_in_one_env)
+        available = [self.buffers.policies[policy].weights.num_snapshots for policy in policies]
+        snapshots = draw_snapshots(available, cfg.self_play_past_fraction, self.rng)
+        learns = np.array(snapshots) == CURRENT
+        changed = (split.policy[own] != policies) | ((split.snapshot[own] == CURRENT) != learns)
+        for m in np.flatnonzero(changed) + own.start:
+            self.leave_slot(split, m)
+        split.policy[own], split.snapshot[own] = policies, snapshots
+        for agent, policy in enumerate(policies if self.shaping else ()):
+            values = dict(zip(self.shaping, self.buffers.shaping[policy].tolist(), strict=True))
+            split.env.set_shaping(env, agent, unflatten_shaping(info.shaping, values))
+
+    # ---- slots ---------------------------------------------------------------------------------------------------
+
+    def leave_slot(self, split: Split, m: int) -> None:
+        """Take an agent's slot away at the beginning of an episode, so that another agent can go on filling it."""
+        slot, t, policy = int(split.slots[m]), int(split.t[m]), split.policy[m]
+        split.slots[m], split.t[m] = NO_SLOT, 0
+        if slot == NO_SLOT:
+            return
+        if split.snapshot[m] != CURRENT or t == 0:
+            self.free_slots[policy].append(slot)
+        elif t == self.cfg.rollout:
+            self.hand_in(slot)
+        else:
+            self.unfinished[policy].append((slot, t))
 
     def finish_trajectories(self, split: Split) -> None:
-        """Hand the split's full slots to the learner."""
-        split.last_states = self.rows["rnn_states"][split.slots, -1]
-        for slot in split.slots.tolist():
-            self.buffers.trajectories_done.put((SLOT, slot))
-        split.needs_slots = True
+        """Hand full slots to the learner.
+
+        In synchronous mode, where a dataset holds one trajectory of every agent, a full one ends those of all agents of
+        the split: some may be shorter, since agents that do not act have no rows.
+        """
+        full = split.t == self.cfg.rollout
+        if not full.any():
+            return
+        if not self.cfg.async_rl:
+            self.cut_short_ones(split, ~full)
+            full[:] = True
+        for k, agents, slots in self.by_kind(split, full):
+            states, rows = split.last_states[k], self.rows[k]["rnn_states"]
+            states[agents] = rows[slots, split.t[agents]]
+            split.t[agents] = 0
+            learns = split.snapshot[agents] == CURRENT
+            for slot in split.slots[agents[learns]].tolist():
+                self.hand_in(slot)
+            split.slots[agents[learns]] = NO_SLOT
+            rows[slots[~learns], 0] = states[agents[~learns]]  # nobody learns from these: they begin anew
+        self.store_observations(split, split.acting & full & (split.slots != NO_SLOT))
+
+    def cut_short_ones(self, split: Split, short: np.ndarray) -> None:
+        """End the unfinished trajectories of some agents ([M] bool) after the last row whose value is known.
+
+        An agent that has acted, but was not on turn since, loses that row.
+        """
+        pending = short & split.open & ~split.acting
+        split.t[pending] += 1  # the hidden state after the action
+        for m in np.flatnonzero(short):
+            self.cut(int(split.slots[m]), max(int(split.t[m]) - 1, 0))
+        split.open &= ~pending
+        split.fresh &= ~pending
+
+    def hand_in(self, slot: int) -> None:
+        """Give a slot to its policy's learner."""
+        self.buffers.policies[self.buffers.policy_of_slot(slot)].trajectories.put((SLOT, slot))
+
+    def cut(self, slot: int, t: int) -> None:
+        """End a trajectory before row t: what follows is not valid, the row before bootstraps from obs[t]."""
+        k = max(k for k, first in enumerate(self.first_slot) if slot >= first)
+        rows, slot = self.rows[k], slot - self.first_slot[k]
+        rows["valid"][slot, t:] = False
+        if t:
+            rows["truncated"][slot, t - 1] |= ~rows["terminated"][slot, t - 1]
+
+    def take_slots(self, split: Split) -> bool:
+        """Give a slot to every agent of a split that has none; tell whether all have one now."""
+        needy = np.flatnonzero(split.slots == NO_SLOT)
+        if not len(needy):
+            return True
+        for m in needy:
+            policy = split.policy[m]
+            learns = split.snapshot[m] == CURRENT
+            if learns and split.fresh[m] and self.unfinished[policy]:
+                split.slots[m], split.t[m] = self.unfinished[policy].popleft()
+            elif self.free_slots[policy]:
+                split.slots[m], split.t[m] = self.free_slots[policy].popleft(), 0
+            elif self.unfinished[policy]:  # it must not go on there in the middle of an episode: make it a free one
+                self.cut(*self.unfinished[policy][0])
+                self.hand_in(self.unfinished[policy].popleft()[0])
+        given = np.zeros(len(split.slots), bool)
+        given[needy] = split.slots[needy] != NO_SLOT
+        for k, agents, slots in self.by_kind(split, given):
+            self.rows[k]["rnn_states"][slots, split.t[agents]] = split.last_states[k][agents]
+        self.store_observations(split, split.acting & given)
+        return bool(given[needy].all())
+
+    # ---- requests ------------------------------------------------------------------------------------------------
 
     def send_requests(self) -> None:
-        """Ask for the actions of every waiting split that has slots, or for which there are enough free ones.
+        """Ask for the actions of every waiting split whose agents have slots.
 
         A split without slots does not hold up the others: in synchronous mode they must finish their trajectories
         before the learner can free any slot.
@@ -121,20 +325,25 @@ class RolloutWorker:
             return
         for _ in range(len(self.waiting)):
             split = self.waiting.popleft()
-            if split.needs_slots and len(self.free_slots) < len(split.slots):
+            if not self.ask(split):
                 self.waiting.append(split)
-                continue
-            if split.needs_slots:
-                self.begin_trajectories(split)
-            self.buffers.requests.put((SPLIT, split.index))
 
-    def begin_trajectories(self, split: Split) -> None:
-        """Take free slots; their first row is the last one of the trajectories before."""
-        split.slots[:] = [self.free_slots.popleft() for _ in split.slots]
-        split.t[:] = 0
-        self.store_observations(split, 0)
-        self.rows["rnn_states"][split.slots, 0] = split.last_states
-        split.needs_slots = False
+    def ask(self, split: Split) -> bool:
+        """Send the requests for a split's actions, one to each policy; False: there are not enough slots."""
+        idle_steps = 0
+        while self.take_slots(split):
+            split.asked[:] = np.where(split.acting, split.policy, IDLE)
+            policies = np.flatnonzero(np.bincount(split.policy[split.acting], minlength=len(self.policy_steps)))
+            split.answers_missing = len(policies)
+            for policy in policies:
+                self.buffers.policies[policy].requests.put((SPLIT, split.index))
+            if len(policies):
+                return True
+            idle_steps += 1
+            if idle_steps > MAX_IDLE_STEPS:
+                raise EnvironmentFailure(f"{self.cfg.env}: no agent has acted in {MAX_IDLE_STEPS:,} steps")
+            self.step(split)
+        return False
 
     def close(self) -> None:
         """Close the environments."""

@@ -3,27 +3,30 @@
 All data lies in tensors that are allocated once, here, in shared memory; a queue carries only pairs of small
 integers. Nothing is serialized while the system runs.
 
-A *slot* holds one trajectory of one agent: T steps, and observation and hidden state number T, for the bootstrap
-value. An *agent* is one environment of one split of one rollout worker. It fills its slot row by row; which
-slot and which row, `agent_slot` and `agent_t` tell, so that a message only has to name the split.
+A *slot* holds one trajectory: T steps, and observation and hidden state number T, for the bootstrap value. It belongs
+to one policy and one rollout worker for good. Every agent (one of the A agents of one environment of one split) fills a
+slot of the policy it plays, row by row; which policy, slot and row, `agent_policy`, `agent_slot` and `agent_t` tell, so
+that a message only has to name the split.
 
-The protocol, as (kind, index) pairs:
+The protocol, as (kind, index) pairs; p is a policy:
 
     queue              from                 message             meaning
-    requests           rollout worker    -> (SPLIT, split)      obs[slot, t] of the split's agents await actions
-    inboxes[worker]    policy worker     -> (SPLIT, split)      ... actions, log_probs, values, ... are written
-    trajectories_done  rollout worker    -> (SLOT, slot)        the trajectory is complete
+    requests[p]        rollout worker    -> (SPLIT, split)      obs[slot, t] of the split's agents of p await actions
+    inboxes[worker]    policy worker     -> (SPLIT, split)      ... actions, log_probs, values, ... of p are written
+    trajectories[p]    rollout worker    -> (SLOT, slot)        the trajectory is complete
     inboxes[worker]    learner           -> (SLOT, slot)        the slot is copied (or trained on) and free again
     inboxes[worker]    supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
-    trajectories_done  supervisor        -> (SAVE, kind)        write a checkpoint when this message's turn comes
-    evaluations        supervisor        -> (EVALUATE, 0)       score the newest policy
+    trajectories[p]    supervisor        -> (SAVE, kind)        write a checkpoint when this message's turn comes
+    trajectories[p]    supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
+    trajectories[p]    supervisor        -> (CONFIGURE, 0)      read the policy's new settings
+    evaluations        supervisor        -> (EVALUATE, 0)       score the newest policies
     all four           supervisor        -> (STOP, 0)           leave run(); one for each reader
 
-Each slot belongs to one rollout worker for good. So a free slot is a message in its owner's inbox like any other,
-the worker never blocks on one thing while it could do another, and no split can starve a split of another worker.
+A free slot is a message in its owner's inbox like any other: the worker never blocks on one thing while it could do
+another, and no split can starve a split of another worker.
 
-Weights travel in one flat shared vector (in GPU memory on a GPU) with a version, the number of SGD steps so far.
-Read next: `rollout_worker.py`.
+Weights travel in one flat shared vector for each policy (in GPU memory on a GPU) with a version, the number of SGD
+steps so far; beside it lie the frozen snapshots for self-play. Read next: `rollout_worker.py`.
 """
 
 import copy
@@ -38,9 +41,14 @@ from torch import Tensor, nn
 
 from config import Config, UserError
 from flat_spaces import num_action_parameters, num_columns
+from pbt import flatten_shaping, hyperparameters
+from vector_env import EnvInfo
 
-SPLIT, SLOT, PAUSE, RESUME, SAVE, EVALUATE, STOP = range(7)
-SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE = range(3)
+SPLIT, SLOT, PAUSE, RESUME, SAVE, COPY, CONFIGURE, EVALUATE, STOP = range(9)
+SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE, SAVE_DONOR = range(4)
+CURRENT = -1  # the "snapshot" of an agent that plays the newest weights
+IDLE = -1  # the policy of an agent that awaits no action
+MAX_SLOTS_PER_WORKER = 2000  # so many messages fit into the pipe of a queue; more could block writer and reader at once
 Message = tuple[int, int]
 
 
@@ -62,7 +70,7 @@ def trajectory_specs(
         "rewards": Spec((T,), torch.float32),
         "terminated": Spec((T,), torch.bool),
         "truncated": Spec((T,), torch.bool),
-        "valid": Spec((T,), torch.bool),  # False: the step that only reset the environment
+        "valid": Spec((T,), torch.bool),  # False: a step that only reset the environment, or was never taken
         "new_episode": Spec((T + 1,), torch.bool),  # obs[t] is an episode's first: the hidden state before it is 0
         # written by the policy worker
         "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the hidden state before obs[t] is seen
@@ -107,92 +115,196 @@ def check_shared_memory(needed_bytes: int) -> None:
 
 
 class SharedWeights:
-    """The newest weights of one policy and their version: written by its learner, copied by its policy workers.
+    """The newest weights of one policy, their version, and snapshots of earlier ones.
 
-    All parameters and buffers lie in one flat float32 vector: one piece of shared memory, whatever the model. The lock
-    makes weights and version change together; the version alone is read without it.
+    Written by the policy's learner, copied by its policy workers. Row 0 of one flat float32 tensor holds all parameters
+    and buffers of the newest weights, row 1 + k those of snapshot k. The lock makes weights and version change
+    together; versions alone are read without it.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, lock: Any) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, num_snapshots: int, lock: Any) -> None:
         state = model.state_dict()
-        self._flat = torch.empty(sum(tensor.numel() for tensor in state.values()), device=device)
+        self._flat = torch.empty(1 + num_snapshots, sum(tensor.numel() for tensor in state.values()), device=device)
         if device.type == "cpu":
             self._flat.share_memory_()
-        self.version = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._lock = lock
+        self.versions = torch.zeros(2 + num_snapshots, dtype=torch.int64).share_memory_()  # the last: snapshots taken
+        self._max_snapshots, self._lock = num_snapshots, lock
         self.publish(model, 0)
+
+    @property
+    def version(self) -> int:
+        """Return the version of the newest weights."""
+        return int(self.versions[0])
+
+    @property
+    def num_snapshots(self) -> int:
+        """Count the snapshots there are."""
+        return min(int(self.versions[-1]), self._max_snapshots)
 
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
         """Make the model's weights the newest ones."""
+        self._write(0, model, version)
+
+    @torch.no_grad()
+    def add_snapshot(self, model: nn.Module, version: int) -> None:
+        """Keep the model's weights as a snapshot, in the place of the oldest one."""
+        taken = int(self.versions[-1])
+        self._write(1 + taken % self._max_snapshots, model, version)
+        self.versions[-1] = taken + 1
+
+    def _write(self, row: int, model: nn.Module, version: int) -> None:
         with self._lock:
-            parts = self._flat.split([tensor.numel() for tensor in model.state_dict().values()])
+            parts = self._flat[row].split([tensor.numel() for tensor in model.state_dict().values()])
             for part, tensor in zip(parts, model.state_dict().values(), strict=True):
                 part.copy_(tensor.reshape(-1))
             self._finish_copies()
-            self.version.fill_(version)
+            self.versions[row] = version
 
     @torch.no_grad()
-    def refresh(self, model: nn.Module) -> int:
-        """Copy the newest weights into a model (of any dtype), return their version."""
+    def refresh(self, model: nn.Module, snapshot: int = CURRENT) -> int:
+        """Copy the newest weights, or a snapshot, into a model (of any dtype), return their version."""
+        row = snapshot + 1
         with self._lock:
-            parts = self._flat.split([tensor.numel() for tensor in model.state_dict().values()])
+            parts = self._flat[row].split([tensor.numel() for tensor in model.state_dict().values()])
             for part, tensor in zip(parts, model.state_dict().values(), strict=True):
                 tensor.copy_(part.view_as(tensor))
             self._finish_copies()
-            return int(self.version)
+            return int(self.versions[row])
 
     def _finish_copies(self) -> None:
         if self._flat.device.type == "cuda":  # copies on a GPU are only queued; the lock must cover their end
             torch.cuda.current_stream(self._flat.device).synchronize()
 
 
+class PolicyBuffers:
+    """What belongs to one policy: its queues, its weights, and where in the storage of its kind its slots begin."""
+
+    def __init__(self, kind: int, first_slot: int, weights: SharedWeights, make_queue: Any, make_lock: Any) -> None:
+        self.kind, self.first_slot = kind, first_slot
+        self.weights = weights
+        self.requests, self.requests_lock = make_queue(), make_lock()
+        self.trajectories = make_queue()
+
+
 class SharedBuffers:
-    """All that the components of one policy share. Made by the supervisor, handed to every process at its start.
+    """All that the components share. Made by the supervisor, handed to every process at its start.
 
     Raises `UserError` when shared memory is too small; the sizes are known before anything is allocated.
     """
 
-    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space, model: nn.Module,
-                 device: torch.device, context: Any) -> None:
-        """Allocate. `context` is a multiprocessing context, or None when everything runs in one process."""
-        self.obs_space, self.action_space = obs_space, action_space
-        self.specs = trajectory_specs(cfg, obs_space, action_space, model.state_size)
-        self.num_slots = cfg.num_workers * cfg.slots_per_worker
-        self.num_bytes = num_bytes(self.specs, self.num_slots)
+    def __init__(self, cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: list[nn.Module],
+                 devices: list[torch.device], context: Any) -> None:
+        """Allocate.
+
+        Args:
+            kind_of_policy: which kind of agents (`EnvInfo.kinds`) each policy plays.
+            models, devices: of each policy.
+            context: a multiprocessing context, or None when everything runs in one process.
+        """
+        self.info = info
+        agents_per_split = cfg.envs_per_split * len(info.agents)
+        self.slots_per_worker = cfg.num_envs_per_worker * len(info.agents)  # of each policy: all agents may play it
+        self.num_slots = cfg.num_workers * self.slots_per_worker  # of each policy
+        state_sizes = {kind: model.state_size for kind, model in zip(kind_of_policy, models, strict=True)}
+        self.specs = [trajectory_specs(cfg, *spaces_of_kind, state_sizes[kind])
+                      for kind, spaces_of_kind in enumerate(info.kinds)]
+        counts = [self.num_slots * kind_of_policy.count(kind) for kind in range(len(info.kinds))]
+        self.num_bytes = sum(map(num_bytes, self.specs, counts))
         if context is not None:
             check_shared_memory(self.num_bytes)
-        print(f"{self.num_slots} trajectories of {cfg.rollout} steps take {self.num_bytes / 1e6:.1f} MB", flush=True)
-        self.trajectories = allocate(self.specs, self.num_slots, shared=context is not None)
-        self.agent_slot = torch.zeros(cfg.num_splits, cfg.envs_per_split, dtype=torch.int64).share_memory_()
-        self.agent_t = torch.zeros(cfg.num_splits, cfg.envs_per_split, dtype=torch.int64).share_memory_()
-        # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
-        self.env_steps = torch.zeros(cfg.num_workers, dtype=torch.int64).share_memory_()
-        self.evaluation_steps = torch.zeros((), dtype=torch.int64).share_memory_()  # a sign of life of the evaluator
-        # set once, by the supervisor: the learner leaves its dataset after at most one more SGD step
-        self.stopping = torch.zeros((), dtype=torch.bool).share_memory_()
+        print(f"{sum(counts)} trajectories of {cfg.rollout} steps take {self.num_bytes / 1e6:.1f} MB", flush=True)
+        # The slots of all policies of a kind lie in one tensor, so that a rollout worker writes them together; slots
+        # are numbered through all kinds.
+        self.storage = [allocate(specs, count, shared=context is not None)
+                        for specs, count in zip(self.specs, counts, strict=True)]
+        self.first_slot_of_kind = [sum(counts[:kind]) for kind in range(len(counts))]
 
         make_queue = queue.SimpleQueue if context is None else context.SimpleQueue
         make_lock = _NoLock if context is None else context.Lock
+        num_snapshots = cfg.self_play_snapshots if cfg.self_play_past_fraction else 0
+        self.policies = []
+        for policy, kind in enumerate(kind_of_policy):
+            first = self.first_slot_of_kind[kind] + self.num_slots * kind_of_policy[:policy].count(kind)
+            weights = SharedWeights(models[policy], devices[policy], num_snapshots, make_lock())
+            self.policies.append(PolicyBuffers(kind, first, weights, make_queue, make_lock))
         self.inboxes = [make_queue() for _ in range(cfg.num_workers)]
-        self.requests, self.requests_lock = make_queue(), make_lock()
-        self.trajectories_done = make_queue()
         self.evaluations = make_queue()
-        self.weights = SharedWeights(model, device, make_lock())
+
+        def shared(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype).share_memory_()
+
+        self.agent_policy = shared(cfg.num_splits, agents_per_split).fill_(IDLE)  # IDLE: awaits no action
+        self.agent_snapshot = shared(cfg.num_splits, agents_per_split)
+        self.agent_slot = shared(cfg.num_splits, agents_per_split)
+        self.agent_t = shared(cfg.num_splits, agents_per_split)
+        # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
+        self.env_steps = shared(cfg.num_workers)
+        self.policy_steps = shared(cfg.num_workers, cfg.num_policies)  # the same, of the agents of each policy
+        self.evaluation_steps = shared()  # a sign of life of the evaluator
+        # set once, by the supervisor: a learner leaves its dataset after at most one more SGD step
+        self.stopping = shared(dtype=torch.bool)
+        # population-based training: the settings of each policy, in the order of their names
+        self.settings = shared(cfg.num_policies, len(hyperparameters(cfg)), dtype=torch.float64)
+        num_shaping = len(flatten_shaping(info.shaping)) if cfg.with_pbt and info.shaping is not None else 0
+        self.shaping = shared(cfg.num_policies, num_shaping, dtype=torch.float64)
+
+    @property
+    def kind_of_policy(self) -> list[int]:
+        return [policy.kind for policy in self.policies]
+
+    def spaces_of(self, policy: int) -> tuple[dict[str, spaces.Space], spaces.Space]:
+        """Return the observation leaves and the action space of a policy."""
+        return self.info.kinds[self.policies[policy].kind]
+
+    def trajectories_of(self, policy: int) -> dict[str, Tensor]:
+        """Return the trajectories of a policy, {name: [num_slots, T(+1), ...]}."""
+        own = self.policies[policy]
+        first = own.first_slot - self.first_slot_of_kind[own.kind]
+        return {name: tensor[first : first + self.num_slots] for name, tensor in self.storage[own.kind].items()}
 
     def worker_of_slot(self, slot: int) -> int:
         """Tell which rollout worker owns a slot."""
-        return slot // (self.num_slots // len(self.inboxes))
+        return slot % self.num_slots // self.slots_per_worker
+
+    def policy_of_slot(self, slot: int) -> int:
+        """Tell to which policy a slot belongs."""
+        first = slot - slot % self.num_slots
+        return next(number for number, policy in enumerate(self.policies) if policy.first_slot == first)
 
     def worker_of_split(self, split: int) -> int:
         """Tell which rollout worker steps a split."""
         return split // (len(self.agent_slot) // len(self.inboxes))
 
     def without_weights(self) -> "SharedBuffers":
-        """Return the same buffers for a rollout worker, which must not open the GPU that holds the weights."""
+        """Return the same buffers for a rollout worker, which must not open the GPU that holds the weights.
+
+        It still counts the snapshots.
+        """
         sampler = copy.copy(self)
-        del sampler.weights
+        sampler.policies = [copy.copy(policy) for policy in self.policies]
+        for policy in sampler.policies:
+            policy.weights = copy.copy(policy.weights)
+            del policy.weights._flat, policy.weights._lock
         return sampler
+
+
+def check_num_slots(cfg: Config, num_agents: int) -> None:
+    """Raise `UserError` when a rollout worker would own too many slots."""
+    most = MAX_SLOTS_PER_WORKER // (cfg.num_policies * num_agents)
+    most -= most % cfg.worker_num_splits
+    if cfg.num_envs_per_worker > most:
+        cure = f"use at most {most} and more --num_workers" if most else "use fewer --num_policies"
+        raise UserError(f"--num_envs_per_worker={cfg.num_envs_per_worker}, each with {num_agents} agents of "
+                        f"{cfg.num_policies} policies, is too many for one process; {cure}")
+    if not cfg.async_rl and cfg.num_workers * cfg.num_envs_per_worker * num_agents != cfg.trajectories_per_dataset:
+        samples = cfg.num_workers * cfg.num_envs_per_worker * num_agents * cfg.rollout
+        agents = f" x {num_agents} agents" if num_agents > 1 else ""
+        raise UserError(
+            f"with --async_rl=False a dataset must hold one trajectory of every agent: --batch_size x "
+            f"--num_batches_per_epoch = {cfg.batch_size * cfg.num_batches_per_epoch} must equal --num_workers x "
+            f"--num_envs_per_worker{agents} x --rollout = {samples}; set --num_batches_per_epoch=1 "
+            f"--batch_size={samples}")
 
 
 def take_all(messages: Any, lock: Any) -> list[Message]:

@@ -1,4 +1,4 @@
-"""A vector environment whose observations name the environment, the episode and the step, to trace every transition."""
+"""Vector environments whose observations name the agent, the episode and the step, to trace every transition."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -8,42 +8,49 @@ from gymnasium import spaces
 
 from config import Config
 from flat_spaces import Observation
+from vector_env import AgentKind, EnvInfo, Step, VectorEnv
 
 
-class CountingEnv:
+class CountingEnv(VectorEnv):
     """Observation: (first environment's seed + i, episode, step in the episode); reward: a code of all three.
 
-    Episode lengths vary by a fixed rule, every third episode is truncated instead of terminated. It follows the
-    contract of `envs.VectorEnv` and records on `tape` when its step begins and ends.
+    Episode lengths vary by a fixed rule, every third episode is truncated instead of terminated. `on_step` is called
+    when a step begins.
     """
 
     obs_space: ClassVar = {"obs": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
     action_space = spaces.Discrete(5)
+    info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None)
 
     def __init__(self, num_envs: int, on_step: Callable[[], None] = lambda: None) -> None:
         self.num_envs, self.on_step = num_envs, on_step
+        self.name, self.agents, self.kind_of_agent = "counting", ["agent"], [0]
+        self.kinds = [AgentKind("counting", self.obs_space["obs"], self.action_space, np.arange(num_envs),
+                                squash_actions=False)]
 
-    def reset(self, seed: int) -> Observation:
+    def reset(self, seed: int) -> Step:
         self.ids = seed + np.arange(self.num_envs)
         self.episode, self.t = np.zeros(self.num_envs, int), np.zeros(self.num_envs, int)
         self.done = np.zeros(self.num_envs, bool)
-        return self.observe()
+        return self.make_step(np.zeros(self.num_envs), self.done, self.done, ~self.done)
 
     def observe(self) -> Observation:
         return {"obs": np.stack([self.ids, self.episode, self.t], 1).astype(np.float32)}
 
-    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray]:
+    def make_step(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, begins: np.ndarray) -> Step:
+        return Step([self.observe()], rewards, terminated, truncated, ~(terminated | truncated), begins,
+                    np.full(self.num_envs, np.nan))
+
+    def step(self, actions: list[np.ndarray]) -> Step:
         self.on_step()
         resetting = self.done
         self.episode = self.episode + resetting
-        rewards = np.where(resetting, 0.0, reward_code(self.ids, self.episode, self.t, actions[:, 0]))
+        rewards = np.where(resetting, 0.0, reward_code(self.ids, self.episode, self.t, actions[0][:, 0]))
         self.t = np.where(resetting, 0, self.t + 1)
         ended = ~resetting & (self.t >= episode_length(self.ids, self.episode))
         truncated = ended & (self.episode % 3 == 2)
         self.done = ended
-        return self.observe(), rewards, ended & ~truncated, truncated
-
-    def close(self) -> None: ...
+        return self.make_step(rewards, ended & ~truncated, truncated, resetting)
 
 
 def episode_length(env: np.ndarray, episode: np.ndarray) -> np.ndarray:

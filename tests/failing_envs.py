@@ -144,6 +144,13 @@ class ShortMask(Steady):
         return {"action_mask": np.ones(2, np.int8)}
 
 
+class LateMask(Steady):
+    """Gives a mask, but not with the first observation, so that only the workers see it."""
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.ones(3, np.int8)} if self.t else {}
+
+
 class MaskOfNoChoices(Steady):
     action_space = spaces.Box(-1, 1, (2,), np.float32)
 

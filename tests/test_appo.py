@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from counting_env import CountingEnv, make_counting_env
+from one_policy import CPU, make_buffers
 from test_rollout_worker import Threads
 
 import checkpoint
@@ -51,7 +52,7 @@ def test_serial_mode_gives_bit_identical_figures_twice(tmp_path: Path, *, async_
     assert len(rows) > 10
     assert rows == metrics(second.cfg.run_dir)
     assert rows != metrics(other.cfg.run_dir), "the seed matters"
-    for a, b in zip(first.learner.model.parameters(), second.learner.model.parameters(), strict=True):
+    for a, b in zip(first.learners[0].model.parameters(), second.learners[0].model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -81,7 +82,7 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
     first = run(tmp_path, 2000, **settings)
     saved = checkpoint.load_checkpoint(checkpoint.find_checkpoint(first.cfg.run_dir))
     with APPO("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)} | settings) as second:
-        resumed = second.learner.state_dict()
+        resumed = second.learners[0].state_dict()
         assert_equal(resumed, saved)
         assert second.env_steps == first.env_steps
         rows_before = len(metrics(second.cfg.run_dir))
@@ -89,7 +90,7 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
     rows = metrics(second.cfg.run_dir)
     assert len(rows) > rows_before, "metrics.jsonl is continued, not begun anew"
     for row in rows:  # one schedule over the whole run, across the resume
-        expected = 1e-3 * max(0.0, 1 - row["env_steps_trained"] / 4000)
+        expected = 1e-3 * max(0.0, 1 - row["env_steps"] / 4000)
         assert row["learning_rate"] == pytest.approx(expected, rel=1e-12)
     steps = [row["sgd_steps"] for row in rows]
     assert steps == sorted(steps)
@@ -126,26 +127,26 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
         "env": "counting", "train_dir": str(tmp_path), "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8,
         "batch_size": 32, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (8,)})
     model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
-    device = torch.device("cpu")
-    buffers = SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, device, Threads)
+    buffers = make_buffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, Threads)
+    shared = buffers.policies[0]
     reports: list[dict[str, float]] = []
     in_transit: list[int] = []
 
     class SlowLearner(Learner):
         def sgd_step(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             time.sleep(0.02)
-            in_transit.append(buffers.trajectories_done.qsize())
+            in_transit.append(shared.trajectories.qsize())
             return super().sgd_step(data)
 
-    learner = SlowLearner(cfg, buffers, device, lambda report: reports.append(report[1]))
+    learner = SlowLearner(cfg, buffers, 0, CPU, lambda report: reports.append(report[2]))
     workers = [RolloutWorker(cfg, buffers, worker, lambda report: None, make_counting_env) for worker in range(2)]
-    threads = start_threads(buffers, [learner, PolicyWorker(cfg, buffers, device), *workers])
+    threads = start_threads(buffers, [learner, PolicyWorker(cfg, buffers, 0, CPU), *workers])
     deadline = time.monotonic() + 60
     while len(reports) < 12 and time.monotonic() < deadline:
         time.sleep(0.05)
     most_in_transit = max(in_transit)
     buffers.stopping.fill_(True)
-    for messages in (*buffers.inboxes, buffers.requests, buffers.trajectories_done):
+    for messages in (*buffers.inboxes, shared.requests, shared.trajectories):
         messages.put((STOP, 0))
     for thread in threads:
         thread.join(30)
@@ -163,16 +164,16 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
 def test_without_a_learner_sampling_stops_when_all_slots_are_full() -> None:
     cfg = make_config({"env": "counting", "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32})
     model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
-    device = torch.device("cpu")
-    buffers = SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, device, None)
+    buffers = make_buffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model)
+    shared = buffers.policies[0]
     worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_counting_env)
-    server = PolicyWorker(cfg, buffers, device)
+    server = PolicyWorker(cfg, buffers, 0, CPU)
     worker.handle(RESUME, 0)
-    while not buffers.requests.empty():
-        server.serve([buffers.requests.get()])
+    while not shared.requests.empty():
+        server.serve([shared.requests.get()])
         while not buffers.inboxes[0].empty():
             worker.handle(*buffers.inboxes[0].get())
-    done = [buffers.trajectories_done.get() for _ in range(buffers.trajectories_done.qsize())]
+    done = [shared.trajectories.get() for _ in range(shared.trajectories.qsize())]
     assert all(kind == SLOT for kind, _ in done)
     assert len({slot for _, slot in done}) == len(done) == buffers.num_slots
 
@@ -215,7 +216,7 @@ def test_a_script_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> Non
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with APPO("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)}) as appo:
         appo.train(500)
-        appo.learner.model.value_head.bias.data.fill_(math.nan)
+        appo.learners[0].model.value_head.bias.data.fill_(math.nan)
         with pytest.raises(RuntimeError, match="non-finite"):
             appo.train(500)
     assert "non-finite" in (appo.cfg.run_dir / "log.txt").read_text()
@@ -226,5 +227,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 def test_learns_with_the_default_settings(tmp_path: Path, env: str, goal: float) -> None:
     """Train as `python train.py --env ENV` does, until the mean return of the last 100 episodes reaches the goal."""
     with APPO(env, train_dir=str(tmp_path), num_workers=2) as appo:
-        appo.train(should_stop=lambda: len(appo.records.returns) == 100 and appo.records.mean_return >= goal)
-        assert appo.records.mean_return >= goal, f"{appo.env_steps} env_steps"
+        records = appo.records.policies[0]
+        appo.train(should_stop=lambda: len(records.returns) == 100 and records.mean_return >= goal)
+        assert records.mean_return >= goal, f"{appo.env_steps} env_steps"

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from config import Config, UserError, find_function, load_saved, make_config, make_parser, reference
+from shared_buffers import check_num_slots
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 SIGNED = ["obs_subtract_mean"]
-NUMERIC = [name for name, field in FIELDS.items() if field.type in (int, float) and name not in SIGNED]
+FACTORS = ["pbt_perturb_min", "pbt_perturb_max"]  # refused together
+NUMERIC = [name for name, field in FIELDS.items() if field.type in (int, float) and name not in SIGNED + FACTORS]
 FLOATS = [name for name, field in FIELDS.items() if field.type is float]
 CHOICES = [(name, choice) for name, field in FIELDS.items() for choice in field.metadata["choices"] or ()]
 
@@ -22,10 +24,17 @@ def parse(*argv: str) -> dict[str, Any]:
     return vars(make_parser("test").parse(argv))
 
 
-def refusal(settings: dict[str, Any]) -> str:
+def accept(settings: dict[str, Any], num_agents: int = 1) -> Config:
+    """Make a configuration and check what depends on the number of agents, as APPO does."""
+    cfg = make_config(settings)
+    check_num_slots(cfg, num_agents)
+    return cfg
+
+
+def refusal(settings: dict[str, Any], num_agents: int = 1) -> str:
     """Return the one line with which settings are refused."""
     with pytest.raises(UserError) as refused:
-        make_config(settings)
+        accept(settings, num_agents)
     return one_line(refused)
 
 
@@ -156,20 +165,24 @@ def advice(text: str) -> list[list[str]]:
      ["async_rl", "batch_size", "num_batches_per_epoch", "num_envs_per_worker"]),
     (["--use_rnn", "--recurrence=12", "--rollout=32"], ["recurrence", "rollout"]),
     (["--use_rnn", "--recurrence=64", "--rollout=32"], ["recurrence", "rollout"]),
+    (["--num_envs_per_worker=2002", "--worker_num_splits=2"], ["num_envs_per_worker", "num_workers"]),
 ])
-def test_impossible_combination_is_refused_with_advice_that_works(flags: list[str], named: list[str]) -> None:
-    text = refusal(parse(*flags))
+@pytest.mark.parametrize("num_agents", [1, 3])
+def test_impossible_combination_is_refused_with_advice_that_works(flags: list[str], named: list[str],
+                                                                  num_agents: int) -> None:
+    text = refusal(parse(*flags), num_agents)
     assert all(f"--{name}" in text for name in named)
     proposals = advice(text)
     assert proposals, f"no value to use in: {text}"
     for proposal in proposals:
-        make_config(parse(*flags, *proposal))
+        accept(parse(*flags, *proposal), num_agents)
 
 
-def test_synchronous_mode_accepts_one_trajectory_of_each_environment() -> None:
-    cfg = make_config({"async_rl": False, "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32,
-                       "num_batches_per_epoch": 2})
-    assert cfg.trajectories_per_dataset == cfg.num_agents == 8
+@pytest.mark.parametrize("num_agents", [1, 3])
+def test_synchronous_mode_accepts_one_trajectory_of_each_agent(num_agents: int) -> None:
+    cfg = accept({"async_rl": False, "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8,
+                  "batch_size": 32 * num_agents, "num_batches_per_epoch": 2}, num_agents)
+    assert cfg.trajectories_per_dataset == cfg.num_workers * cfg.num_envs_per_worker * num_agents == 8 * num_agents
 
 
 @pytest.mark.parametrize("name", NUMERIC)
@@ -188,6 +201,15 @@ def test_negative_is_refused_naming_the_bound(name: str) -> None:
 def test_a_signed_number_may_be_negative_but_not_infinite(name: str) -> None:
     assert getattr(make_config({name: -1.5}), name) == -1.5
     assert f"--{name}=-inf must be finite" in refusal({name: -math.inf})
+
+
+@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.parametrize("value", [-1.0, 1.0])
+def test_the_factors_of_mutations_must_be_above_one(name: str, value: float) -> None:
+    text = refusal({name: value})
+    assert f"--{name}={value}" in text
+    assert "must be factors above 1" in text
+    make_config(dict.fromkeys(FACTORS, 1.01))
 
 
 @pytest.mark.parametrize("name", FLOATS)

@@ -14,8 +14,9 @@ from gymnasium.vector import SyncVectorEnv
 
 import envs
 from config import Config, UserError, make_config
-from envs import VectorEnv, make_vector_env
-from flat_spaces import Observation, num_columns
+from envs import make_vector_env
+from flat_spaces import num_columns
+from vector_env import GymVectorEnv, Step, VectorEnv
 
 
 def make_cfg(env_id: str, **settings: Any) -> Config:
@@ -26,9 +27,9 @@ def make(env_id: str, num_envs: int = 2) -> VectorEnv:
     return make_vector_env(make_cfg(env_id), num_envs)
 
 
-def rows(*actions: float) -> np.ndarray:
+def rows(*actions: float) -> list[np.ndarray]:
     """Return actions of one column as the rows that a vector environment takes."""
-    return np.array(actions, np.float32)[:, None]
+    return [np.array(actions, np.float32)[:, None]]
 
 
 class TinyEnv(gym.Env):
@@ -83,8 +84,8 @@ def test_atari_in_cpp_equals_gymnasiums_wrappers(env_id: str, seed: int, monkeyp
     cfg = make_cfg(env_id)
     fast = make_vector_env(cfg, 1)
     slow = envs.atari_env(cfg, envs.find_spec(env_id), None, noop_max=0)
-    assert fast.action_space == slow.action_space
-    fast_obs = fast.reset(seed)["obs"]
+    assert fast.kinds[0].action_space == slow.action_space
+    fast_obs = fast.reset(seed).obs[0]["obs"]
     slow_obs, _ = slow.reset(seed=seed)
     actions = np.random.default_rng(0)
     fast_return = slow_return = 0.0
@@ -93,8 +94,8 @@ def test_atari_in_cpp_equals_gymnasiums_wrappers(env_id: str, seed: int, monkeyp
         assert fast_obs.dtype == slow_obs.dtype == np.uint8
         assert fast_obs[0].shape == slow_obs.shape == (4, 84, 84)
         assert np.abs(fast_obs[0].astype(int) - slow_obs.astype(int)).max() <= 1, f"step {steps}"
-        action = actions.integers(fast.action_space.n)
-        obs, rewards, terminated, truncated = fast.step(rows(action))
+        action = actions.integers(fast.kinds[0].action_space.n)
+        (obs,), rewards, terminated, truncated, *_ = fast.step(rows(action))
         fast_obs = obs["obs"]
         slow_obs, reward, slow_terminated, slow_truncated, _ = slow.step(action)
         assert (rewards[0], terminated[0], truncated[0]) == (reward, slow_terminated, slow_truncated), f"step {steps}"
@@ -122,7 +123,7 @@ def test_atari_vector_has_the_stickiness_of_the_id(env_id: str, stickiness: floa
 
 def test_atari_obeys_frameskip_and_framestack(captured_kwargs: dict[str, Any]) -> None:
     env = make_vector_env(make_cfg("PongNoFrameskip-v4", env_frameskip=2, env_framestack=3), 1)
-    assert env.reset(0)["obs"].shape == (1, 3, 84, 84)
+    assert env.reset(0).obs[0]["obs"].shape == (1, 3, 84, 84)
     assert captured_kwargs["frameskip"] == 2
     env.close()
 
@@ -131,7 +132,8 @@ def test_atari_rewards_are_not_clipped() -> None:
     env = make("MsPacmanNoFrameskip-v4")
     env.reset(0)
     actions = np.random.default_rng(0)
-    assert max(env.step(rows(*actions.integers(env.action_space.n, size=2)))[1].max() for _ in range(100)) >= 10
+    num_actions = env.kinds[0].action_space.n
+    assert max(env.step(rows(*actions.integers(num_actions, size=2))).rewards.max() for _ in range(100)) >= 10
     env.close()
 
 
@@ -141,10 +143,10 @@ def test_atari_time_limit_counts_frames_and_truncates(frameskip: int, steps: int
     env_id = "PongNoFrameskip-v4"
     spec = copy.deepcopy(envs.find_spec(env_id))
     spec.kwargs["max_num_frames_per_episode"] = 100
-    env = VectorEnv(envs._atari_vector(make_cfg(env_id, env_frameskip=frameskip), spec, 2), env_id)
+    env = GymVectorEnv(envs._atari_vector(make_cfg(env_id, env_frameskip=frameskip), spec, 2), env_id)
     env.reset(0)
     for step in range(1, 2 * steps + 2):  # two episodes and the step between them, which only resets
-        _, _, terminated, truncated = env.step(rows(0, 0))
+        _, _, terminated, truncated, *_ = env.step(rows(0, 0))
         assert not terminated.any()
         assert (truncated == (step in (steps, 2 * steps + 1))).all(), f"step {step}"
     env.close()
@@ -153,15 +155,15 @@ def test_atari_time_limit_counts_frames_and_truncates(frameskip: int, steps: int
 def test_atari_resets_at_the_next_step() -> None:
     """The ball is lost 21 times, then comes the final observation; the step after it begins a new game."""
     env = make("PongNoFrameskip-v4", 1)
-    first = env.reset(0)["obs"]
+    first = env.reset(0).obs[0]["obs"]
     done = False
     while not done:
-        obs, _, terminated, truncated = env.step(rows(0))
+        (obs,), _, terminated, truncated, *_ = env.step(rows(0))
         done = terminated[0] or truncated[0]
     assert terminated[0]
     assert not truncated[0]
     assert obs["obs"][0].any(axis=(1, 2)).all(), "the final observation has no padding of zeros"
-    obs, rewards, terminated, truncated = env.step(rows(0))
+    (obs,), rewards, terminated, truncated, *_ = env.step(rows(0))
     assert rewards[0] == 0
     assert not terminated[0]
     assert not truncated[0]
@@ -171,7 +173,7 @@ def test_atari_resets_at_the_next_step() -> None:
 
 def test_atari_env_can_be_rendered() -> None:
     env = make_vector_env(make_cfg("PongNoFrameskip-v4"), 1, render_mode="rgb_array")
-    assert env.reset(0)["obs"].shape == (1, 4, 84, 84)
+    assert env.reset(0).obs[0]["obs"].shape == (1, 4, 84, 84)
     env.step(rows(0))
     picture = env.render()
     assert picture.shape == (210, 160, 3)
@@ -191,35 +193,36 @@ def test_cartpole_resets_at_the_next_step() -> None:
         env.reset(0)
         terminated = np.array([False])
         while not terminated[0]:
-            obs, rewards, terminated, truncated = env.step(rows(1))
+            (obs,), rewards, terminated, truncated, *_ = env.step(rows(1))
             assert rewards[0] == 1
             assert not truncated[0]
         assert abs(obs["obs"][0, 2]) > 12 * np.pi / 180, "the final observation is the fallen pole's"
-        obs, rewards, terminated, truncated = env.step(rows(action))
+        (obs,), rewards, terminated, truncated, *_ = env.step(rows(action))
         assert np.abs(obs["obs"]).max() <= 0.05, "a first observation"
         assert rewards[0] == 0
         assert not terminated[0]
         assert not truncated[0]
         afterwards.append(obs["obs"])
-        assert np.abs(env.step(rows(action))[0]["obs"] - obs["obs"]).max() > 0.1, "the next action counts again"
+        assert np.abs(env.step(rows(action)).obs[0]["obs"] - obs["obs"]).max() > 0.1, "the next action counts again"
     assert (afterwards[0] == afterwards[1]).all()
 
 
 def test_only_the_finished_environment_resets() -> None:
     """Environment 0 falls again and again, environment 1 balances and is not touched by it."""
     env, neighbor_balances = make("CartPole-v1"), make("CartPole-v1")
-    obs = env.reset(0)["obs"]
+    obs = env.reset(0).obs[0]["obs"]
     neighbor_balances.reset(0)
     resets = 0
     for _ in range(40):
         balancing = int(obs[1, 2] + 0.3 * obs[1, 3] > 0)
-        named, rewards, terminated, truncated = env.step(rows(1, balancing))
+        (named,), rewards, terminated, truncated, _, begins, _ = env.step(rows(1, balancing))
         obs = named["obs"]
-        resets += rewards[0] == 0
+        assert begins.tolist() == [rewards[0] == 0, False]
+        resets += begins[0]
         assert rewards[1] == 1
         assert not terminated[1]
         assert not truncated.any()
-        assert np.allclose(obs[1], neighbor_balances.step(rows(balancing, balancing))[0]["obs"][1], atol=1e-6)
+        assert np.allclose(obs[1], neighbor_balances.step(rows(balancing, balancing)).obs[0]["obs"][1], atol=1e-6)
     assert resets >= 2
 
 
@@ -227,32 +230,32 @@ def test_pendulum_is_truncated_at_its_time_limit_and_resets_at_the_next_step() -
     env = make("Pendulum-v1")
     assert isinstance(env._env, gym.vector.SyncVectorEnv)
     env.reset(0)
-    actions = np.full((2, 1), 0.5, np.float32)
+    actions = rows(0.5, 0.5)
     for step in range(1, 201):
         before = [single.unwrapped.state for single in env._env.envs]
-        obs, rewards, terminated, truncated = env.step(actions)
+        (obs,), rewards, terminated, truncated, *_ = env.step(actions)
         assert not terminated.any()
         assert (truncated == (step == 200)).all(), f"step {step}"
     for i, (old_angle, old_speed) in enumerate(before):  # the dynamics of Pendulum, torque 0.5 * 2
         speed = np.clip(old_speed + (15 * np.sin(old_angle) + 3 * 1.0) * 0.05, -8, 8)
         angle = old_angle + speed * 0.05
         assert np.allclose(obs["obs"][i], [np.cos(angle), np.sin(angle), speed], atol=1e-5), "the true final one"
-    obs, rewards, terminated, truncated = env.step(actions)
+    (obs,), rewards, terminated, truncated, *_ = env.step(actions)
     assert (rewards == 0).all()
     assert not terminated.any()
     assert not truncated.any()
     assert (np.abs(obs["obs"][:, 2]) <= 1).all(), "a first observation is slow"
     for i, single in enumerate(env._env.envs):
         assert np.allclose(obs["obs"][i], single.unwrapped._get_obs()), "no torque has acted on it"
-    obs, rewards, _, truncated = env.step(actions)
+    _, rewards, _, truncated, *_ = env.step(actions)
     assert (rewards < 0).all()
     assert not truncated.any()
 
 
 def test_other_autoreset_modes_are_refused() -> None:
     with pytest.raises(UserError, match="NEXT_STEP"):
-        VectorEnv(gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")],
-                                           autoreset_mode=gym.vector.AutoresetMode.SAME_STEP), "CartPole-v1")
+        GymVectorEnv(gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")],
+                                              autoreset_mode=gym.vector.AutoresetMode.SAME_STEP), "CartPole-v1")
 
 
 # ---- seeds -----------------------------------------------------------------------------------------------------------
@@ -262,13 +265,14 @@ def play(env_id: str, seed: int, steps: int) -> np.ndarray:
     """Return the observations [steps + 1, N, ...] of random actions that are the same for every environment."""
     env = make(env_id, 3)
     random = np.random.default_rng(0)
-    observations = [env.reset(seed)["obs"]]
+    action_space = env.kinds[0].action_space
+    observations = [env.reset(seed).obs[0]["obs"]]
     for _ in range(steps):
-        if isinstance(env.action_space, spaces.Discrete):
-            actions = np.full((3, 1), random.integers(env.action_space.n), np.float32)
+        if isinstance(action_space, spaces.Discrete):
+            actions = np.full((3, 1), random.integers(action_space.n), np.float32)
         else:
-            actions = np.repeat(random.uniform(-1, 1, (1, *env.action_space.shape)), 3, 0).astype(np.float32)
-        observations.append(env.step(actions)[0]["obs"].copy())
+            actions = np.repeat(random.uniform(-1, 1, (1, *action_space.shape)), 3, 0).astype(np.float32)
+        observations.append(env.step([actions]).obs[0]["obs"].copy())
     env.close()
     return np.stack(observations)
 
@@ -294,7 +298,7 @@ def test_environment_i_is_seeded_with_seed_plus_i() -> None:
 def test_box_actions_reach_the_environment_scaled() -> None:
     env = make("Pendulum-v1")
     env.reset(0)
-    env.step(np.array([[1.0], [-5.0]], np.float32))
+    env.step(rows(1.0, -5.0))
     assert [single.unwrapped.last_u for single in env._env.envs] == [2.0, -2.0]
 
 
@@ -308,7 +312,7 @@ def test_discrete_actions_are_shifted_to_the_spaces_start(register: Any) -> None
 def test_environment_needs_no_render_mode(register: Any) -> None:
     """Gymnasium does not ask for that argument, so a small environment often lacks it."""
     env_id = register(lambda: TinyEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
-    assert make(env_id).reset(0)["obs"].shape == (2, 2)
+    assert make(env_id).reset(0).obs[0]["obs"].shape == (2, 2)
 
 
 VECTOR, IMAGE = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (8, 8, 3), np.uint8)
@@ -316,12 +320,12 @@ VECTOR, IMAGE = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (8, 8, 3), np.uint8)
 
 def test_observations_are_always_named(register: Any) -> None:
     env = make("CartPole-v1")
-    assert list(env.obs_space) == list(env.reset(0)) == ["obs"]
+    assert list(env.kinds[0].obs_space) == list(env.reset(0).obs[0]) == ["obs"]
     env = make(register(TinyEnv, obs_space=spaces.Dict(speed=VECTOR, view=IMAGE), action_space=spaces.Discrete(2)))
-    assert env.obs_space == {"speed": spaces.Box(-np.inf, np.inf, (3,)), "view": IMAGE}
-    obs = env.reset(0)
+    assert env.kinds[0].obs_space == {"speed": spaces.Box(-np.inf, np.inf, (3,)), "view": IMAGE}
+    (obs,) = env.reset(0).obs
     assert {name: value.shape for name, value in obs.items()} == {"speed": (2, 3), "view": (2, 8, 8, 3)}
-    assert env.step(rows(0, 0))[0].keys() == obs.keys()
+    assert env.step(rows(0, 0)).obs[0].keys() == obs.keys()
 
 
 @pytest.mark.parametrize("obs_space", [
@@ -331,9 +335,9 @@ def test_observations_are_always_named(register: Any) -> None:
 ])
 def test_observations_are_those_of_the_declared_leaves(register: Any, obs_space: spaces.Space) -> None:
     env = make(register(TinyEnv, obs_space=obs_space, action_space=spaces.Discrete(2)), 3)
-    for obs in (env.reset(0), env.step(rows(0, 1, 0))[0]):
-        assert obs.keys() == env.obs_space.keys()
-        for name, leaf in env.obs_space.items():
+    for (obs,) in (env.reset(0).obs, env.step(rows(0, 1, 0)).obs):
+        assert obs.keys() == env.kinds[0].obs_space.keys()
+        for name, leaf in env.kinds[0].obs_space.items():
             assert obs[name].shape == (3, *leaf.shape)
             batch = obs[name] if isinstance(leaf, spaces.Discrete) else obs[name].astype(leaf.dtype)
             assert all(leaf.contains(value) for value in batch)
@@ -350,7 +354,7 @@ def test_the_environment_gets_actions_of_its_space(register: Any, action_space: 
     env = make(register(TinyEnv, obs_space=VECTOR, action_space=action_space), 3)
     env.reset(0)
     for bit in (0, 1):
-        env.step(np.full((3, num_columns(action_space)), bit, np.float32))
+        env.step([np.full((3, num_columns(action_space)), bit, np.float32)])
 
 
 @pytest.mark.parametrize(("obs_space", "action_space", "part"), [
@@ -409,17 +413,18 @@ def test_masks_come_with_the_observation_they_belong_to(register: Any, in_info: 
     env = make(register(MaskedEnv, in_info=in_info, split=split))
     alone = [MaskedEnv(in_info=False, split=False) for _ in range(2)]
 
-    def check(obs: Observation, expected: list[dict[str, Any]], done: bool) -> None:
-        assert obs.keys() == env.obs_space.keys()
-        assert env.obs_space["action_mask"] == spaces.MultiBinary(5)
+    def check(step: Step, expected: list[dict[str, Any]], done: bool) -> None:
+        (obs,) = step.obs
+        assert obs.keys() == env.kinds[0].obs_space.keys()
+        assert env.kinds[0].obs_space["action_mask"] == spaces.MultiBinary(5)
         masks = np.ones((2, 5)) if done else np.stack([one["action_mask"] for one in expected])
         assert (obs["action_mask"] == masks).all()
 
     check(env.reset(4), [one.reset(seed=4 + i)[0] for i, one in enumerate(alone)], done=False)
     for step in range(1, 12):
-        obs, _, terminated, _ = env.step(np.zeros((2, 2), np.float32))
-        assert (terminated == (step % 4 == 3)).all()
-        check(obs, [one.reset()[0] if step % 4 == 0 else one.step(None)[0] for one in alone], done=step % 4 == 3)
+        result = env.step([np.zeros((2, 2), np.float32)])
+        assert (result.terminated == (step % 4 == 3)).all()
+        check(result, [one.reset()[0] if step % 4 == 0 else one.step(None)[0] for one in alone], done=step % 4 == 3)
 
 
 # ---- ids, packages, profiles -----------------------------------------------------------------------------------------
@@ -477,10 +482,10 @@ def test_mask_that_only_step_gives_is_refused() -> None:
             *result, info = self.env.step(action)
             return *result, {**info, "action_mask": np.ones(2, np.int8)}
 
-    env = envs.VectorEnv(SyncVectorEnv([lambda: LateMask(gym.make("CartPole-v1"))]), "late")
+    env = GymVectorEnv(SyncVectorEnv([lambda: LateMask(gym.make("CartPole-v1"))]), "late")
     env.reset(0)
     with pytest.raises(UserError, match=r"late: info\['action_mask'\] comes from step\(\) but not from reset\(\)"):
-        env.step(np.zeros((1, 1), np.float32))
+        env.step(rows(0))
 
 
 def test_module_prefix_imports_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -491,7 +496,7 @@ def test_module_prefix_imports_the_module(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     request.addfinalizer(lambda: gym.registry.pop("TinyOfModule-v0"))
     env = make("good_module_for_test:TinyOfModule-v0")
-    assert env.reset(0)["obs"].shape == (2, 3)
+    assert env.reset(0).obs[0]["obs"].shape == (2, 3)
 
 
 def raise_not_installed(**_: Any) -> None:
@@ -540,4 +545,4 @@ def test_profile_is_valid_and_has_as_many_environments_on_any_machine(family: st
     assert {name: getattr(cfg, name) for name in given} == given
     num_envs = envs.PROFILES[envs.family(family)].get("num_envs")
     if num_envs:
-        assert abs(cfg.num_agents - num_envs) <= num_workers or cfg.num_envs_per_worker == 2
+        assert abs(cfg.num_workers * cfg.num_envs_per_worker - num_envs) <= num_workers or cfg.num_envs_per_worker == 2

@@ -1,5 +1,6 @@
 """Scoring a checkpoint: every environment plays as many episodes, returns are true, bad input is one line."""
 
+import shutil
 from pathlib import Path
 
 import cv2
@@ -10,6 +11,7 @@ from counting_env import CountingEnv, episode_length, reward_code
 import evaluate
 from appo import APPO
 from evaluator import play
+from vector_env import Step
 
 
 class ZeroPlayer:
@@ -19,20 +21,22 @@ class ZeroPlayer:
         self.new_episode: list[np.ndarray] = []
         self.t: list[np.ndarray] = []
 
-    def act(self, obs: dict[str, np.ndarray], new_episode: np.ndarray) -> np.ndarray:
-        self.new_episode.append(new_episode.copy())
-        self.t.append(obs["obs"][:, 2])
-        return np.zeros((len(new_episode), 1), np.float32)
+    def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
+        self.new_episode.append(fresh.copy())
+        self.t.append(step.obs[0]["obs"][:, 2])
+        actions[0][:] = 0
 
 
 def test_every_environment_plays_its_share_of_episodes_with_their_true_returns() -> None:
     player = ZeroPlayer()
-    episodes = list(play(CountingEnv(3), player, 11, seed=5))
+    episodes = [(episode.env, episode.returns.tolist(), episode.lengths.tolist())
+                for episode in play(CountingEnv(3), [player], 11, seed=5)]
     expected = []
-    for env, num_episodes in ((5, 4), (6, 4), (7, 3)):
+    for i, num_episodes in enumerate((4, 4, 3)):
         for episode in range(num_episodes):
-            t = np.arange(episode_length(np.array(env), np.array(episode)))
-            expected.append((float(reward_code(np.array(env), np.array(episode), t, 0).sum()), len(t)))
+            env = np.array(5 + i)
+            t = np.arange(episode_length(env, np.array(episode)))
+            expected.append((i, [float(reward_code(env, np.array(episode), t, 0).sum())], [len(t)]))
     assert sorted(episodes) == sorted(expected)
     assert (np.stack(player.new_episode) == (np.stack(player.t) == 0)).all(), "memory is reset with the episode"
 
@@ -54,6 +58,16 @@ def test_prints_the_score_of_a_checkpoint(trained: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == first, "the same seed plays the same episodes"
 
 
+@pytest.mark.parametrize("folder", ["elsewhere/CartPole-v1", "elsewhere/renamed"])
+def test_moved_or_renamed_run_is_played_where_it_is(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                    folder: str) -> None:
+    shutil.copytree(trained / "CartPole-v1", tmp_path / folder)
+    experiment = ["--experiment", "renamed"] if folder.endswith("renamed") else []
+    assert evaluate.main(["--env", "CartPole-v1", "--train_dir", str(tmp_path / "elsewhere"), "--episodes", "1",
+                          *experiment]) == 0
+    assert f"playing {tmp_path / folder}/checkpoints/" in capsys.readouterr().out
+
+
 def test_records_a_video_of_the_true_picture(trained: Path, tmp_path: Path) -> None:
     video = tmp_path / "new" / "cartpole.mp4"
     assert evaluate.main(["--env", "CartPole-v1", "--train_dir", str(trained), "--episodes", "1",
@@ -67,7 +81,9 @@ def test_records_a_video_of_the_true_picture(trained: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("arguments", "hint"), [
     (["--experiment", "nothing_here"], "train first"), (["--episodes", "0"], "at least 1"),
-    (["--checkpoint", "/no/such/file"], "neither best, latest nor a file"), (["--episode", "3"], "--episodes"),
+    (["--checkpoint", "/no/such/file"], "neither best, latest, random nor a file"), (["--episode", "3"], "--episodes"),
+    (["--policy", "1"], "--policy=1 is unknown"), (["--against", "random"], "needs --tournament"),
+    (["--tournament"], "several agents"), (["--tournament", "--render"], "shows no games"),
 ])
 def test_bad_input_is_one_line(trained: Path, capsys: pytest.CaptureFixture[str], arguments: list[str],
                                hint: str) -> None:

@@ -14,15 +14,17 @@ import pytest
 import torch
 from counting_env import CountingEnv, episode_length
 from failing_envs import EPISODE_LENGTH
+from one_policy import CPU, make_buffers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_appo import metrics
 from test_train import run_train
 
-from appo import APPO, ComponentError, probe_spaces
+from appo import APPO, ComponentError, probe
 from config import make_config
 from evaluator import MAX_ENVS, SEED_OFFSET, Evaluator, play
 from model import ActorCritic
-from shared_buffers import EVALUATE, SharedBuffers
+from shared_buffers import EVALUATE
+from vector_env import Step
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64, "num_batches_per_epoch": 2,
@@ -54,7 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> APPO:
     with make("CartPole-v1", tmp_path_factory.mktemp("finished"), seed=3) as appo:
         for _ in range(2):
             appo.train(1100)
-            last = appo.records.last_evaluation["eval_env_steps"]
+            last = appo.records.policies[0].last_evaluation["eval_env_steps"]
             assert last >= appo.env_steps // PERIOD * PERIOD, "train() has waited for the last one that was due"
     return appo
 
@@ -78,7 +80,7 @@ def test_evaluations_are_rows_of_the_metrics(finished: APPO) -> None:
 
 def test_evaluations_are_in_the_log_and_the_last_one_in_the_summary(finished: APPO) -> None:
     rows, log = evaluations(finished), (finished.cfg.run_dir / "log.txt").read_text()
-    assert summary(finished)["evaluation"] == {name: rows[-1][name] for name in KEYS}
+    assert summary(finished)["evaluation"] == [{name: rows[-1][name] for name in KEYS}]
     assert log.count("evaluation at") == len(rows)
     for row in rows:
         assert f"evaluation at env_steps={row['eval_env_steps']:,}: return {row['eval_return']:.2f}" in log
@@ -103,7 +105,7 @@ def test_without_evaluations_there_is_none(tmp_path: Path) -> None:
     with make("CartPole-v1", tmp_path, serial_mode=True, eval_every_env_steps=0) as appo:
         appo.train(300)
     assert not evaluations(appo)
-    assert summary(appo)["evaluation"] is None
+    assert summary(appo)["evaluation"] == [None]
 
 
 # ---- beside the training ---------------------------------------------------------------------------------------------
@@ -129,7 +131,7 @@ def test_training_goes_on_during_an_evaluation(tmp_path: Path, gate: Path) -> No
             begun.append(appo.env_steps)
         if begun and appo.env_steps >= begun[0] + 2 * PERIOD:
             gate.touch()
-        return bool(appo.records.last_evaluation)
+        return bool(appo.records.policies[0].last_evaluation)
 
     with make("gated_env:make", tmp_path) as appo:
         appo.train(10**9, should_stop=watch)
@@ -216,13 +218,17 @@ class Bench:
 
     def __init__(self, env: str, **settings: Any) -> None:
         cfg = self.cfg = make_config({"env": env, "encoder_mlp_layers": (16,), "eval_every_env_steps": 1, **settings})
-        device = torch.device("cpu")
-        obs_space, action_space = probe_spaces(cfg)
+        ((obs_space, action_space),) = probe(cfg).kinds
         torch.manual_seed(0)
         self.model = ActorCritic(cfg, obs_space, action_space)
-        self.buffers = SharedBuffers(cfg, obs_space, action_space, self.model, device, None)
+        self.buffers = make_buffers(cfg, obs_space, action_space, self.model)
         self.reports: list[dict[str, float]] = []
-        self.evaluator = Evaluator(cfg, self.buffers, device, lambda report: self.reports.append(report[1]))
+        self.evaluator = Evaluator(cfg, self.buffers, [CPU], self.receive)
+
+    def receive(self, report: tuple) -> None:
+        kind, policy, content = report
+        assert (kind, policy) == ("evaluated", 0)
+        self.reports.append(content)
 
     def evaluate(self) -> dict[str, float]:
         self.evaluator.handle(EVALUATE, 0)
@@ -232,7 +238,7 @@ class Bench:
         """Publish a policy that takes one action only."""
         with torch.no_grad():
             self.model.policy_head.bias.zero_()[action] = 100.0
-        self.buffers.weights.publish(self.model, version)
+        self.buffers.policies[0].weights.publish(self.model, version)
 
 
 def test_deterministic_evaluation_of_the_same_policy_gives_the_same_score() -> None:
@@ -262,7 +268,7 @@ def test_weights_are_taken_once_for_each_evaluation(monkeypatch: pytest.MonkeyPa
     bench.buffers.env_steps[0] = 1234
     step = bench.evaluator.env.step
 
-    def step_and_publish(actions: np.ndarray) -> Any:
+    def step_and_publish(actions: list[np.ndarray]) -> Step:
         bench.publish_policy(action=2, version=20)
         return step(actions)
 
@@ -286,15 +292,15 @@ def test_evaluation_is_abandoned_at_the_next_step_when_the_run_stops() -> None:
 class ZeroPlayer:
     """Always takes action 0."""
 
-    def act(self, obs: dict[str, np.ndarray], new_episode: np.ndarray) -> np.ndarray:
-        return np.zeros((len(new_episode), 1), int)
+    def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
+        actions[0][:] = 0
 
 
 @pytest.mark.parametrize("num_episodes", [1, 2, 3, 8])
 def test_play_spreads_episodes_evenly_and_shows_every_step(num_episodes: int) -> None:
     seen: list[np.ndarray] = []
     env = CountingEnv(3)
-    episodes = list(play(env, ZeroPlayer(), num_episodes, 5, lambda env: seen.append(env.observe()["obs"])))
+    episodes = list(play(env, [ZeroPlayer()], num_episodes, 5, lambda env: seen.append(env.observe()["obs"])))
     expected: list[tuple[int, int]] = []  # the length of each episode and the step in which it ended
     for i in range(3):
         end = -1
@@ -303,6 +309,7 @@ def test_play_spreads_episodes_evenly_and_shows_every_step(num_episodes: int) ->
             end += length + 1  # one step more resets
             expected.append((end, length))
     expected.sort()
-    assert sorted(length for _, length in episodes) == sorted(length for _, length in expected)
+    assert all(episode.lengths.shape == (1,) for episode in episodes), "of each agent"
+    assert sorted(int(episode.lengths[0]) for episode in episodes) == sorted(length for _, length in expected)
     assert len(seen) == expected[-1][0] + 1, "the first observation, then each step until the last episode's end"
     assert (seen[0] == [[5, 0, 0], [6, 0, 0], [7, 0, 0]]).all()

@@ -25,13 +25,18 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
     ("--encoder", "custom_encoder:FourierEncoder", "CartPole-v1"),
     ("--core", "custom_core:LeakyCore", "CartPole-v1"),
     ("--model", "custom_model:SeparateNetworks", "CartPole-v1"),
+    ("--policy_mapping", "custom_mapping:chasers_and_chased", "pettingzoo:mpe2.simple_tag_v3"),
 ])
 def test_an_example_is_short_and_trains_and_plays_in_spawned_processes(flag: str, name: str, env: str,
                                                                        tmp_path: Path) -> None:
+    if env.startswith("pettingzoo:"):
+        pytest.importorskip("mpe2")
     source = ROOT / "examples" / f"{name.split(':', maxsplit=1)[0]}.py"
     assert len(source.read_text().splitlines()) <= 40
     chosen = ["--env", env or f"examples.{name}", f"--train_dir={tmp_path}"]
     part = [f"{flag}=examples.{name}"] if env else []
+    if flag == "--policy_mapping":
+        part.append("--num_policies=3")
     trained = run(ROOT, "train.py", *chosen, *part, *QUICK)
     assert trained.returncode == 0, trained.stderr
     summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())

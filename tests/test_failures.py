@@ -22,7 +22,8 @@ import envs
 import train
 from appo import APPO
 from config import UserError, make_config
-from envs import EnvironmentFailure, VectorEnv, make_vector_env
+from envs import make_vector_env
+from vector_env import EnvironmentFailure, VectorEnv
 
 SEED = 4  # with 2 environments in a split, the failing seed is the second environment of the second split
 SMALL: dict[str, Any] = {
@@ -77,7 +78,7 @@ def test_finite_numbers_pass(action_mask: bool) -> None:
     env = make("NothingAllowed" if action_mask else "NanObservation", 4)
     env.reset(FAILING_SEED + 1)
     for _ in range(2 * FAILING_RESET):
-        env.step(np.zeros((4, 1), np.float32))
+        env.step([np.zeros((4, 1), np.float32)])
     env.close()
 
 
@@ -94,11 +95,11 @@ def test_steps_are_counted_from_the_last_seeded_reset(name: str) -> None:
     for _ in range(2):
         env.reset(FAILING_SEED + 1)
         for _ in range(3):
-            env.step(np.zeros((1, 1), np.float32))
+            env.step([np.zeros((1, 1), np.float32)])
     env.reset(FAILING_SEED)
     with pytest.raises(EnvironmentFailure, match=f"step {FAILING_RESET if name == 'ResetRaises' else FAILING_STEP}:"):
         for _ in range(2 * FAILING_RESET):
-            env.step(np.zeros((1, 1), np.float32))
+            env.step([np.zeros((1, 1), np.float32)])
 
 
 def test_run_with_a_nan_ends_with_status_1(command: Callable[..., tuple[int, str]]) -> None:
@@ -114,7 +115,7 @@ def test_environment_that_raises_shows_its_own_traceback() -> None:
     env.reset(FAILING_SEED)
     with pytest.raises(EnvironmentFailure) as failure:
         for _ in range(FAILING_STEP):
-            env.step(np.zeros((2, 1), np.float32))
+            env.step([np.zeros((2, 1), np.float32)])
     own, ours = "".join(traceback.format_exception(failure.value)).split("The above exception was the direct cause")
     assert f'File "{failing_envs.__file__}"' in own
     assert "ValueError: the wheel came off" in own.splitlines()
@@ -136,6 +137,13 @@ def test_spaces_and_masks_that_cannot_be_used_are_refused_with_one_line(
     assert status == 2
     assert_one_line(error, fragments)
     assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+@pytest.mark.parametrize("mode", ["--serial_mode", "--async_rl"])
+def test_what_only_a_worker_can_refuse_is_one_line_too(command: Callable[..., tuple[int, str]], mode: str) -> None:
+    status, error = command("failing_envs:LateMask", mode)
+    assert status == 2
+    assert_one_line(error, ["failing_envs:LateMask: info['action_mask'] comes from step() but not from reset()"])
 
 
 def assert_one_line(text: str, fragments: list[str]) -> None:

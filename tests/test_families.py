@@ -15,8 +15,9 @@ import pytest
 import envs
 from appo import APPO
 from config import Config, UserError, make_config
-from envs import PROFILES, VectorEnv, make_vector_env
+from envs import PROFILES, make_vector_env
 from flat_spaces import hash_words, num_columns
+from vector_env import VectorEnv
 
 # Box2D's binding makes its types so; Python 3.12 warns of it
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
@@ -76,8 +77,8 @@ def make(env: str, num_envs: int = 2, **settings: Any) -> VectorEnv:
     return make_vector_env(make_cfg(env, **settings), num_envs)
 
 
-def random_actions(env: VectorEnv, generator: np.random.Generator) -> np.ndarray:
-    return generator.integers(2, size=(env.num_envs, num_columns(env.action_space))).astype(np.float32)
+def random_actions(env: VectorEnv, generator: np.random.Generator) -> list[np.ndarray]:
+    return [generator.integers(2, size=(env.num_envs, num_columns(env.kinds[0].action_space))).astype(np.float32)]
 
 
 # ---- every family ----------------------------------------------------------------------------------------------------
@@ -92,14 +93,14 @@ def test_plain_id_has_the_profile_of_its_family(example: Example) -> None:
 
 def test_observations_and_actions(example: Example) -> None:
     env = make(example.env)
-    obs = env.reset(3)
-    assert {name: space.shape for name, space in env.obs_space.items()} == example.obs
-    assert str(env.action_space).startswith(example.action_space)
+    (obs,) = env.reset(3).obs
+    assert {name: space.shape for name, space in env.kinds[0].obs_space.items()} == example.obs
+    assert str(env.kinds[0].action_space).startswith(example.action_space)
     generator = np.random.default_rng(0)
     for _ in range(20):
-        for name, space in env.obs_space.items():
+        for name, space in env.kinds[0].obs_space.items():
             assert obs[name].shape == (2, *space.shape)
-        obs, rewards, *_ = env.step(random_actions(env, generator))
+        (obs,), rewards, *_ = env.step(random_actions(env, generator))
         assert rewards.shape == (2,)
     env.close()
 
@@ -119,10 +120,10 @@ def test_trains_in_asynchronous_mode(example: Example, tmp_path: Path) -> None:
 def test_same_seed_gives_the_same_observations(example: Example) -> None:
     first, second = (make(example.env) for _ in range(2))
     generator = np.random.default_rng(1)
-    pairs = [(first.reset(5), second.reset(5))]
+    pairs = [(first.reset(5).obs[0], second.reset(5).obs[0])]
     for _ in range(5):
         actions = random_actions(first, generator)
-        pairs.append((first.step(actions)[0], second.step(actions)[0]))
+        pairs.append((first.step(actions).obs[0], second.step(actions).obs[0]))
     for a, b in pairs:
         for name in a:
             assert (a[name] == b[name]).all(), name
@@ -141,7 +142,7 @@ def test_picture_can_be_drawn_without_a_display(env: str, package: str) -> None:
     vector_env = make_vector_env(make_cfg(env), 1, "rgb_array")
     vector_env.reset(0)
     assert_picture(vector_env.render())
-    vector_env.step(np.zeros((1, num_columns(vector_env.action_space)), np.float32))
+    vector_env.step([np.zeros((1, num_columns(vector_env.kinds[0].action_space)), np.float32)])
     assert_picture(vector_env.render())
     assert 1 <= vector_env.frames_per_sec <= 100
     vector_env.close()
@@ -189,7 +190,7 @@ def test_mujoco_picture_can_be_drawn_without_a_display() -> None:
 def test_mission_comes_as_the_set_of_its_words() -> None:
     pytest.importorskip("minigrid")
     env = make("MiniGrid-GoToDoor-5x5-v0", 8)
-    obs = env.reset(0)
+    (obs,) = env.reset(0).obs
     missions = []
     for seed in range(8):
         single = gym.make("MiniGrid-GoToDoor-5x5-v0")
@@ -202,8 +203,8 @@ def test_mission_comes_as_the_set_of_its_words() -> None:
 def test_images_in_a_dict_are_resized_and_the_rest_is_left_alone() -> None:
     pytest.importorskip("vizdoom")
     env = make("VizdoomBasic-v1", res_w=20, res_h=10)
-    obs = env.reset(0)
-    assert env.obs_space["screen"].shape == (10, 20, 3)
+    (obs,) = env.reset(0).obs
+    assert env.kinds[0].obs_space["screen"].shape == (10, 20, 3)
     assert obs["screen"].shape == (2, 10, 20, 3)
     assert obs["gamevariables"].shape == (2, 1)
     env.close()
@@ -212,7 +213,7 @@ def test_images_in_a_dict_are_resized_and_the_rest_is_left_alone() -> None:
 def test_cells_of_minigrid_become_planes_and_are_not_resized() -> None:
     minigrid = pytest.importorskip("minigrid")
     env = make("MiniGrid-Empty-5x5-v0", 1)
-    planes = env.reset(0)["image"][0]
+    planes = env.reset(0).obs[0]["image"][0]
     codes = minigrid.wrappers.gym.make("MiniGrid-Empty-5x5-v0").reset(seed=Config.seed)[0]["image"]
     begin = 0
     for i, size in enumerate((11, 6, 4)):
@@ -228,7 +229,7 @@ def test_cells_of_minigrid_become_planes_and_are_not_resized() -> None:
 def test_doom_screen_is_resized_and_shows_something() -> None:
     pytest.importorskip("vizdoom")
     env = make("VizdoomBasic-v1", 1, res_w=32, res_h=18)
-    screen = env.reset(0)["screen"]
+    screen = env.reset(0).obs[0]["screen"]
     assert screen.shape == (1, 18, 32, 3)
     assert screen.dtype == np.uint8
     assert screen.std() > 1
@@ -242,7 +243,7 @@ def test_doom_episode_ends_and_the_next_one_begins() -> None:
     env.reset(0)
     ends = []
     for t in range(1, 160):
-        obs, rewards, terminated, truncated = env.step(np.zeros((1, 1), np.float32))
+        (obs,), rewards, terminated, truncated, *_ = env.step([np.zeros((1, 1), np.float32)])
         if ends and ends[-1] == t - 1:
             assert rewards[0] == 0, "this step only resets"
             assert obs["screen"].std() > 1
@@ -255,7 +256,7 @@ def test_doom_episode_ends_and_the_next_one_begins() -> None:
 def test_taxi_gets_the_action_mask_of_its_info() -> None:
     env = make("Taxi-v4", 4)
     taxi = gym.make("Taxi-v4").unwrapped
-    obs = env.reset(0)
+    (obs,) = env.reset(0).obs
     generator = np.random.default_rng(0)
     done = np.zeros(4, bool)
     num_ends = 0
@@ -264,7 +265,7 @@ def test_taxi_gets_the_action_mask_of_its_info() -> None:
             expected = np.ones(6) if done[i] else taxi.action_mask(int(state))
             assert (obs["action_mask"][i] == expected).all()
         allowed = [generator.choice(np.flatnonzero(mask)) for mask in obs["action_mask"]]
-        obs, rewards, terminated, truncated = env.step(np.array(allowed, np.float32)[:, None])
+        (obs,), rewards, terminated, truncated, *_ = env.step([np.array(allowed, np.float32)[:, None]])
         assert (rewards > -10).all(), "no action was illegal"
         done = terminated | truncated
         num_ends += done.sum()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from one_policy import CPU, make_buffers
 from torch import Tensor
 
 import checkpoint
@@ -28,10 +29,9 @@ from learner import (
 )
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
-from shared_buffers import SLOT, SPLIT, STOP, SharedBuffers
+from shared_buffers import CURRENT, SLOT, SPLIT, STOP
 from vtrace import gae, vtrace
 
-CPU = torch.device("cpu")
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 DISCRETE = spaces.Discrete(3)
 CONTINUOUS = spaces.Box(-1, 1, (2,), np.float32)
@@ -52,21 +52,24 @@ class Rig:
         state = checkpoint.load_checkpoint(resume_from) if resume_from else None
         if state is not None:
             model.load_state_dict(state["model"])
-        self.buffers = SharedBuffers(self.cfg, OBS_SPACE, action_space, model, CPU, None)
+        self.buffers = make_buffers(self.cfg, OBS_SPACE, action_space, model)
+        self.shared, self.trajectories = self.buffers.policies[0], self.buffers.trajectories_of(0)
         if state is not None:
-            self.buffers.weights.publish(model, state["sgd_steps"])
+            self.buffers.env_steps[0] = state["env_steps"]
+            self.shared.weights.publish(model, state["sgd_steps"])
         self.reports: list[tuple] = []
-        self.learner = Learner(self.cfg, self.buffers, CPU, self.reports.append, resume_from)
-        self.policy_worker = PolicyWorker(self.cfg, self.buffers, CPU)
+        self.learner = Learner(self.cfg, self.buffers, 0, CPU, self.reports.append, resume_from)
+        self.policy_worker = PolicyWorker(self.cfg, self.buffers, 0, CPU)
 
     def act(self, slots: list[int], seed: int = 0, end: float = 0.15) -> None:
         """Fill slots with trajectories of random observations and rewards, acted by the newest weights."""
         assert len(slots) == self.buffers.agent_slot.numel()
         rng = torch.Generator().manual_seed(seed)
-        data = self.buffers.trajectories
+        data = self.trajectories
         shape = (len(slots), self.cfg.rollout)
         data["obs/obs"][slots] = 2 * torch.randn(len(slots), self.cfg.rollout + 1, 4, generator=rng) + 1
         data["rewards"][slots] = torch.randn(shape, generator=rng)
+        self.buffers.agent_policy.fill_(0)
         self.buffers.agent_slot[:] = torch.tensor(slots).view_as(self.buffers.agent_slot)
         torch.manual_seed(seed)
         resetting = torch.zeros(len(slots), dtype=torch.bool)
@@ -87,14 +90,14 @@ class Rig:
         """Return fresh trajectories, [B, T(+1), ...], as `loss` and `sgd_step` take them."""
         slots = list(range(TRAJECTORIES))
         self.act(slots, seed, end)
-        data = {name: tensor[slots].clone() for name, tensor in self.buffers.trajectories.items()}
+        data = {name: tensor[slots].clone() for name, tensor in self.trajectories.items()}
         if not self.cfg.with_vtrace:
             data["targets"], data["advantages"] = self.learner.gae_targets(clone(data))
         return data
 
     def batch(self, seed: int = 0) -> Batch:
         """Return a dataset of fresh trajectories, with the rows of the learner's next minibatches in order."""
-        batch = Batch(self.buffers, self.cfg.trajectories_per_dataset)
+        batch = Batch(self.buffers.specs[0], self.cfg.trajectories_per_dataset)
         for part in range(self.cfg.num_batches_per_epoch):
             data = self.minibatch(seed + part)
             for name, tensor in batch.tensors.items():
@@ -103,8 +106,8 @@ class Rig:
 
     def trained(self) -> dict[str, float]:
         """Return the last statistics that the learner reported."""
-        kind, summary = self.reports[-1]
-        assert kind == "trained"
+        kind, policy, summary = self.reports[-1]
+        assert (kind, policy) == ("trained", 0)
         return summary
 
 
@@ -302,7 +305,7 @@ def test_samples_older_than_max_policy_lag_are_masked() -> None:
         assert summary["policy_lag_mean"] == pytest.approx((3 + 3 + 2 + 1 + 0) / 5)
         assert summary["policy_lag_max"] == 3
         assert summary["sgd_steps"] == 11
-        assert summary["env_steps_trained"] == 8 * TRAJECTORIES  # progress counts what was sampled
+        assert summary["env_steps_trained"] == 5 * TRAJECTORIES
         assert rig.learner.model.normalizers[0].count == TRAJECTORIES  # row 4; row 0 was too old
         trained.append(rig)
     assert_same(trained[0].learner.model.state_dict(), trained[1].learner.model.state_dict())
@@ -565,21 +568,24 @@ def test_rewards_are_scaled_then_clipped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_linear_decay_reaches_0_exactly_at_the_last_env_step() -> None:
-    rig = Rig(lr_schedule="linear_decay", train_for_env_steps=1000, learning_rate=0.008)
-    for trained, expected in [(0, 0.008), (250, 0.006), (500, 0.004), (1000, 0.0), (1010, 0.0)]:
-        rig.learner.env_steps_trained = trained
+    rig = Rig(lr_schedule="linear_decay", train_for_env_steps=1000, learning_rate=0.008, num_workers=2,
+              num_envs_per_worker=2)
+    for sampled, expected in [(0, 0.008), (250, 0.006), (500, 0.004), (1000, 0.0), (1010, 0.0)]:
+        rig.buffers.env_steps[:] = torch.tensor([sampled - sampled // 5, sampled // 5])  # of both rollout workers
         rig.learner.update_learning_rate([])
         assert rig.learner.learning_rate == pytest.approx(expected, abs=1e-12)
-        assert trained < 1000 or rig.learner.learning_rate == 0.0
+        assert sampled < 1000 or rig.learner.learning_rate == 0.0
 
 
 def test_linear_decay_stops_learning_at_the_end_of_a_run() -> None:
     rig = Rig(lr_schedule="linear_decay", train_for_env_steps=70)
     rates = []
-    while rig.learner.env_steps_trained < 70:
-        rig.learner.train(rig.batch())
+    while rig.buffers.env_steps.sum() < 70:
+        batch = rig.batch()
+        rig.buffers.env_steps += batch.tensors["valid"].sum()
+        rig.learner.train(batch)
         rates.append(rig.trained()["learning_rate"])
-        assert rates[-1] == pytest.approx(1e-3 * max(0.0, 1 - rig.learner.env_steps_trained / 70))
+        assert rates[-1] == pytest.approx(1e-3 * max(0.0, 1 - int(rig.buffers.env_steps) / 70))
     assert rates[0] > 0
     assert rates[-1] == 0.0
     before = copy.deepcopy(dict(rig.learner.model.named_parameters()))
@@ -617,6 +623,7 @@ def test_a_restored_learner_takes_the_identical_next_step(lr_schedule: str, tmp_
     settings = {"lr_schedule": lr_schedule, "train_for_env_steps": 200, "num_epochs": 2}
     rig = Rig(**settings)
     for seed in range(2):
+        rig.buffers.env_steps[0] += 30
         rig.learner.train(rig.batch(seed))
     rig.buffers.env_steps[0] = 77
     path = tmp_path / "checkpoint.pt"
@@ -624,7 +631,7 @@ def test_a_restored_learner_takes_the_identical_next_step(lr_schedule: str, tmp_
     state = checkpoint.load_checkpoint(path)
     assert state["env_steps"] == 77
     restored = Rig(resume_from=path, **settings | {"seed": 5})
-    assert int(restored.buffers.weights.version) == restored.learner.sgd_steps == 4
+    assert restored.shared.weights.version == restored.learner.sgd_steps == 4
     assert restored.learner.env_steps_trained == rig.learner.env_steps_trained > 0
     assert restored.learner.learning_rate == rig.learner.learning_rate
     assert (rig.learner.learning_rate != 1e-3) == (lr_schedule != "constant")
@@ -642,7 +649,7 @@ def test_a_restored_learner_takes_the_identical_next_step(lr_schedule: str, tmp_
 def test_weights_are_published_after_every_sgd_step(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(num_batches_per_epoch=2, num_epochs=3)
     published = []
-    weights, learner = rig.buffers.weights, rig.learner
+    weights, learner = rig.shared.weights, rig.learner
     publish = weights.publish
 
     def record(model: ActorCritic, version: int) -> None:
@@ -653,7 +660,7 @@ def test_weights_are_published_after_every_sgd_step(monkeypatch: pytest.MonkeyPa
     learner.train(rig.batch())
     learner.train(rig.batch(5))
     assert [version for version, _ in published] == list(range(1, 13))
-    assert int(weights.version) == learner.sgd_steps == 12
+    assert weights.version == learner.sgd_steps == 12
     for (_, before), (_, after) in itertools.pairwise(published):
         assert not torch.equal(before["value_head.weight"], after["value_head.weight"])
     # the normalizer moves once a dataset, with its last step: within one all samples are seen alike
@@ -661,10 +668,11 @@ def test_weights_are_published_after_every_sgd_step(monkeypatch: pytest.MonkeyPa
     assert counts[:5] == [0.0] * 5
     assert 0 < counts[5] == counts[10] < counts[11]
 
-    assert rig.policy_worker.version == 6  # it served the second dataset after the first was trained on
+    assert rig.policy_worker.models[CURRENT][1] == 6  # it served the second dataset after the first was trained on
     rig.minibatch()
-    assert rig.policy_worker.version == 12
-    assert_same(rig.policy_worker.model.state_dict(), learner.model.state_dict())
+    model, version = rig.policy_worker.models[CURRENT]
+    assert version == 12
+    assert_same(model.state_dict(), learner.model.state_dict())
 
 
 @pytest.mark.parametrize("stopping_step", [0, 2])
@@ -679,21 +687,21 @@ def test_training_leaves_its_dataset_when_asked(stopping_step: int, monkeypatch:
     monkeypatch.setattr(rig.learner, "sgd_step", step)
     rig.buffers.stopping.fill_(stopping_step == 0)
     rig.learner.train(rig.batch())
-    assert stopping_step <= int(rig.buffers.weights.version) <= stopping_step + 1
-    assert rig.trained()["sgd_steps"] == int(rig.buffers.weights.version)
+    assert stopping_step <= rig.shared.weights.version <= stopping_step + 1
+    assert rig.trained()["sgd_steps"] == rig.shared.weights.version
 
 
 def test_asynchronous_mode_frees_each_slot_as_soon_as_it_is_copied() -> None:
     rig = Rig(num_workers=2, num_envs_per_worker=2)
     inboxes = rig.buffers.inboxes
-    rig.act([0, 1, rig.cfg.slots_per_worker, rig.cfg.slots_per_worker + 1])
-    for slot, worker in ((1, 0), (rig.cfg.slots_per_worker, 1), (0, 0)):
+    rig.act([0, 1, rig.buffers.slots_per_worker, rig.buffers.slots_per_worker + 1])
+    for slot, worker in ((1, 0), (rig.buffers.slots_per_worker, 1), (0, 0)):
         rig.learner.handle(SLOT, slot)
         assert drain(inboxes[worker]) == [(SLOT, slot)]
         assert all(inbox.empty() for inbox in inboxes)
     copied = {name: tensor[0].clone() for name, tensor in rig.learner.filling.tensors.items()}
-    assert_same(copied, {name: tensor[1] for name, tensor in rig.buffers.trajectories.items()})
-    rig.act([0, 1, rig.cfg.slots_per_worker, rig.cfg.slots_per_worker + 1], seed=9)  # the slot is used again
+    assert_same(copied, {name: tensor[1] for name, tensor in rig.trajectories.items()})
+    rig.act([0, 1, rig.buffers.slots_per_worker, rig.buffers.slots_per_worker + 1], seed=9)  # the slot is used again
     assert_same(copied, {name: tensor[0] for name, tensor in rig.learner.filling.tensors.items()})
     assert not rig.reports
     rig.learner.handle(SLOT, 1)
@@ -726,11 +734,11 @@ def test_the_batcher_waits_with_a_full_batch_until_training_gives_it_the_next() 
     rig.learner.next_batch = NothingYet()
     rig.act([0, 1, 2, 3])
     for slot in (0, 1, 2, 3, 0, 1):
-        rig.buffers.trajectories_done.put((SLOT, slot))
-    rig.buffers.trajectories_done.put((STOP, 0))
+        rig.shared.trajectories.put((SLOT, slot))
+    rig.shared.trajectories.put((STOP, 0))
     rig.learner.run_batcher()
     assert [type(item) for item in drain(rig.learner.work)] == [Batch, queue.Empty]
-    assert drain(rig.buffers.trajectories_done) == [(SLOT, 0), (SLOT, 1), (STOP, 0)]
+    assert drain(rig.shared.trajectories) == [(SLOT, 0), (SLOT, 1), (STOP, 0)]
     assert drain(rig.buffers.inboxes[0]) == [(SLOT, slot) for slot in range(4)]
 
 
@@ -757,16 +765,16 @@ def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
     rig = Rig()
     rig.act([0, 1, 2, 3])
     for slot in (0, 1, 2, 3, 3, 2):
-        rig.buffers.trajectories_done.put((SLOT, slot))
-    rig.buffers.trajectories_done.put((STOP, 0))
+        rig.shared.trajectories.put((SLOT, slot))
+    rig.shared.trajectories.put((STOP, 0))
     rig.learner.run()
-    assert [kind for kind, _ in rig.reports] == ["trained"]
+    assert [kind for kind, *_ in rig.reports] == ["trained"]
     assert rig.learner.sgd_steps == 1
     assert [slot for _, slot in drain(rig.buffers.inboxes[0])] == [0, 1, 2, 3, 3, 2]
 
 
 def test_run_raises_the_batchers_error() -> None:
     rig = Rig()
-    rig.buffers.trajectories_done.put((SLOT, 10_000))
+    rig.shared.trajectories.put((SLOT, 10_000))
     with pytest.raises(IndexError):
         rig.learner.run()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from one_policy import CPU, make_buffers
 from torch import Tensor
 
 from config import Config, make_config
@@ -17,9 +18,9 @@ from learner import Learner, join_groups
 from model import ActorCritic, RecurrentCore, make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from shared_buffers import RESUME, SLOT, SPLIT, SharedBuffers
+from shared_buffers import RESUME, SLOT, SPLIT
+from vector_env import AgentKind, Step, VectorEnv
 
-CPU = torch.device("cpu")
 T = 12
 AGENTS = 6
 OBS = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
@@ -28,34 +29,35 @@ KINDS = [("gru", 1), ("gru", 2), ("lstm", 1), ("lstm", 2)]
 RECURRENCES = [T, 4, 1]
 
 
-class ShortEpisodes:
-    """Observations (environment / 10, whether it is an episode's first, two random numbers); episodes of few steps.
-
-    It follows the contract of `envs.VectorEnv`.
-    """
+class ShortEpisodes(VectorEnv):
+    """Observations (environment / 10, whether it is an episode's first, two random numbers); episodes of few steps."""
 
     obs_space: ClassVar = OBS
     action_space = ACTIONS
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
+        self.name, self.agents, self.kind_of_agent = "test", ["agent"], [0]
+        self.kinds = [AgentKind("test", OBS["obs"], ACTIONS, np.arange(num_envs), squash_actions=False)]
 
-    def reset(self, seed: int) -> Observation:
+    def reset(self, seed: int) -> Step:
         self.ids, self.rng = np.arange(seed, seed + self.num_envs), np.random.default_rng(seed)
         self.done = np.zeros(self.num_envs, bool)
-        return self.observe(np.ones(self.num_envs, bool))
+        return self.make_step(~self.done, np.zeros(self.num_envs), self.done)
 
     def observe(self, is_first: np.ndarray) -> Observation:
         noise = self.rng.normal(size=(self.num_envs, 2))
         return {"obs": np.column_stack([self.ids / 10, is_first, noise]).astype(np.float32)}
 
-    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray]:
+    def make_step(self, is_first: np.ndarray, rewards: np.ndarray, truncated: np.ndarray) -> Step:
+        return Step([self.observe(is_first)], rewards, self.done & ~truncated, truncated, ~self.done, is_first,
+                    np.full(self.num_envs, np.nan))
+
+    def step(self, actions: list[np.ndarray]) -> Step:
         is_first = self.done
         self.done = ~self.done & (self.rng.random(self.num_envs) < 0.4)
         truncated = self.done & (self.rng.random(self.num_envs) < 0.5)
-        return self.observe(is_first), self.rng.normal(size=self.num_envs), self.done & ~truncated, truncated
-
-    def close(self) -> None: ...
+        return self.make_step(is_first, self.rng.normal(size=self.num_envs), truncated)
 
 
 def make_cfg(**settings: Any) -> Config:
@@ -73,9 +75,10 @@ class Rig:
         model = make_model(self.cfg, OBS, ACTIONS)
         torch.nn.init.normal_(model.policy_head.weight, std=3.0)
         torch.nn.init.normal_(model.value_head.weight, std=3.0)
-        self.buffers = SharedBuffers(self.cfg, OBS, ACTIONS, model, CPU, None)
-        self.policy_worker = PolicyWorker(self.cfg, self.buffers, CPU)
-        self.learner = Learner(self.cfg, self.buffers, CPU, lambda report: None)
+        self.buffers = make_buffers(self.cfg, OBS, ACTIONS, model)
+        self.shared, self.trajectories = self.buffers.policies[0], self.buffers.trajectories_of(0)
+        self.policy_worker = PolicyWorker(self.cfg, self.buffers, 0, CPU)
+        self.learner = Learner(self.cfg, self.buffers, 0, CPU, lambda report: None)
         self.learner.steps_per_pass = 20  # so that every minibatch is evaluated in several parts
 
     def sample(self, num_trajectories: int) -> list[list[dict[str, Tensor]]]:
@@ -85,23 +88,24 @@ class Rig:
         torch.manual_seed(1)
         by_agent: dict[int, list[dict[str, Tensor]]] = {}
         while len(by_agent) < AGENTS or min(map(len, by_agent.values())) < num_trajectories:
-            self.policy_worker.serve([self.buffers.requests.get_nowait()])
+            self.policy_worker.serve([self.shared.requests.get_nowait()])
             worker.handle(*self.buffers.inboxes[0].get_nowait())
-            while not self.buffers.trajectories_done.empty():
-                _, slot = self.buffers.trajectories_done.get()
-                data = {name: tensor[slot].clone() for name, tensor in self.buffers.trajectories.items()}
+            while not self.shared.trajectories.empty():
+                _, slot = self.shared.trajectories.get()
+                data = {name: tensor[slot].clone() for name, tensor in self.trajectories.items()}
                 by_agent.setdefault(round(10 * float(data["obs/obs"][0, 0])), []).append(data)
-                for tensor in self.buffers.trajectories.values():
+                for tensor in self.trajectories.values():
                     tensor[slot] = 77  # what a slot held before must never be seen again
                 worker.handle(SLOT, slot)
         return [by_agent[agent][:num_trajectories] for agent in range(AGENTS)]
 
     def act(self, obs: Tensor, new_episode: Tensor, states: Tensor) -> dict[str, Tensor]:
         """Let the policy worker act on given observations [B, T+1, 4] and episode starts; return the trajectories."""
-        data = self.buffers.trajectories
+        data = self.trajectories
         data["obs/obs"].copy_(obs)
         data["new_episode"].copy_(new_episode)
         data["rnn_states"][:, 0] = states
+        self.buffers.agent_policy.fill_(0)
         self.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(self.buffers.agent_slot))
         for t in range(T):
             self.buffers.agent_t.fill_(t)
@@ -338,6 +342,6 @@ def test_a_hidden_state_is_forgotten_whatever_it_holds() -> None:
 def test_trajectories_hold_hidden_states_of_the_right_size(settings: dict[str, Any], size: int) -> None:
     rig = Rig(**settings)
     assert rig.learner.model.state_size == size
-    assert rig.buffers.specs["rnn_states"].shape == (T + 1, size)
-    assert rig.buffers.trajectories["rnn_states"].shape == (AGENTS, T + 1, size)
+    assert rig.buffers.specs[0]["rnn_states"].shape == (T + 1, size)
+    assert rig.trajectories["rnn_states"].shape == (AGENTS, T + 1, size)
     assert isinstance(rig.learner.model, ActorCritic)

@@ -1,6 +1,7 @@
 """The sampler loses, duplicates and misplaces nothing, and overlaps simulation with inference."""
 
 import itertools
+import math
 import queue
 import threading
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from counting_env import CountingEnv, episode_length, make_counting_env, reward_code
+from one_policy import CPU, make_buffers
 
 from config import Config, make_config
 from model import make_model
@@ -31,18 +33,19 @@ def make_cfg(**settings: Any) -> Config:
                         "encoder_mlp_layers": (8,), "normalize_input": False}, settings)
 
 
-def make_buffers(cfg: Config) -> SharedBuffers:
+def counting_buffers(cfg: Config) -> SharedBuffers:
     torch.manual_seed(0)
     model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
-    return SharedBuffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, torch.device("cpu"), Threads)
+    return make_buffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, Threads)
 
 
 def collect(cfg: Config, num_trajectories: int) -> tuple[list[dict[str, np.ndarray]], list[tuple[float, int]]]:
     """Run rollout and policy workers in threads; return trajectories in order of completion, and episodes."""
-    buffers, episodes = make_buffers(cfg), []
+    buffers, episodes = counting_buffers(cfg), []
+    shared, slots = buffers.policies[0], buffers.trajectories_of(0)
     workers = [RolloutWorker(cfg, buffers, worker, lambda report: episodes.extend(report[1]), make_counting_env)
                for worker in range(cfg.num_workers)]
-    servers = [PolicyWorker(cfg, buffers, torch.device("cpu")) for _ in range(cfg.policy_workers_per_policy)]
+    servers = [PolicyWorker(cfg, buffers, 0, CPU) for _ in range(cfg.policy_workers_per_policy)]
     threads = [threading.Thread(target=component.run) for component in (*workers, *servers)]
     for thread in threads:
         thread.start()
@@ -50,32 +53,34 @@ def collect(cfg: Config, num_trajectories: int) -> tuple[list[dict[str, np.ndarr
         inbox.put((RESUME, 0))
     trajectories = []
     for _ in range(num_trajectories):
-        kind, slot = buffers.trajectories_done.get(timeout=30)
+        kind, slot = shared.trajectories.get(timeout=30)
         assert kind == SLOT
-        trajectories.append({name: tensor[slot].numpy().copy() for name, tensor in buffers.trajectories.items()})
-        for tensor in buffers.trajectories.values():
+        trajectories.append({name: tensor[slot].numpy().copy() for name, tensor in slots.items()})
+        for tensor in slots.values():
             tensor[slot].fill_(77)  # what a slot held before must never be seen again
         buffers.inboxes[buffers.worker_of_slot(slot)].put((SLOT, slot))
-    for messages, count in ((buffers.requests, len(servers)), *((inbox, 1) for inbox in buffers.inboxes)):
+    for messages, count in ((shared.requests, len(servers)), *((inbox, 1) for inbox in buffers.inboxes)):
         for _ in range(count):
             messages.put((STOP, 0))
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-    return trajectories, episodes
+    assert all(policy == 0 and math.isnan(objective) for policy, _, _, objective in episodes)
+    return trajectories, [(episode_return, length) for _, episode_return, length, _ in episodes]
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3])
 @pytest.mark.parametrize("policy_workers", [1, 3])
 def test_no_transition_is_lost_duplicated_or_misplaced(splits: int, policy_workers: int) -> None:
     cfg = make_cfg(worker_num_splits=splits, policy_workers_per_policy=policy_workers)
-    trajectories, episodes = collect(cfg, num_trajectories=cfg.num_agents * 12)
+    num_agents = cfg.num_workers * cfg.num_envs_per_worker
+    trajectories, episodes = collect(cfg, num_trajectories=num_agents * 12)
     by_env: dict[int, list[dict[str, np.ndarray]]] = {}
     for trajectory in trajectories:
         env = trajectory["obs/obs"][:, 0]
         assert (env == env[0]).all(), "a slot holds one agent's steps only"
         by_env.setdefault(int(env[0]), []).append(trajectory)
-    assert len(by_env) == cfg.num_agents
+    assert len(by_env) == num_agents
     for env, parts in by_env.items():
         check_one_environment(env, parts)
     expected = {reward_free_length(env, episode) for env in by_env for episode in range(64)}
@@ -147,50 +152,58 @@ def test_double_buffering_steps_one_split_while_the_other_waits_for_actions() ->
     """An event tape: with two splits a request is open during every step; with one split, during none."""
     for splits, expected in ((1, 0), (2, 1), (3, 2)):
         cfg = make_cfg(num_workers=1, worker_num_splits=splits, batch_size=8)
-        buffers, open_during_step = make_buffers(cfg), []
-        server = PolicyWorker(cfg, buffers, torch.device("cpu"))
+        buffers, open_during_step = counting_buffers(cfg), []
+        shared = buffers.policies[0]
+        server = PolicyWorker(cfg, buffers, 0, CPU)
 
-        def make_env(cfg: Config, num_envs: int, b: SharedBuffers = buffers, tape: list = open_during_step) -> Any:
-            return CountingEnv(num_envs, lambda: tape.append(b.requests.qsize()))
+        def make_env(cfg: Config, num_envs: int, requests: Any = shared.requests, tape: list = open_during_step) -> Any:
+            return CountingEnv(num_envs, lambda: tape.append(requests.qsize()))
 
         worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_env)
         worker.handle(RESUME, 0)
         for _ in range(60):
-            server.serve([buffers.requests.get_nowait()])  # the policy worker answers one split ...
+            server.serve([shared.requests.get_nowait()])  # the policy worker answers one split ...
             worker.handle(*buffers.inboxes[0].get_nowait())  # ... which is stepped while the others' requests are open
-            while not buffers.trajectories_done.empty():
-                worker.handle(*buffers.trajectories_done.get())
+            while not shared.trajectories.empty():
+                worker.handle(*shared.trajectories.get())
         assert set(open_during_step) == {expected}
 
 
 def test_a_split_without_free_slots_does_not_hold_up_the_others() -> None:
     cfg = make_cfg(num_workers=1, async_rl=False, batch_size=48)
-    buffers = make_buffers(cfg)
-    server = PolicyWorker(cfg, buffers, torch.device("cpu"))
+    buffers = counting_buffers(cfg)
+    shared = buffers.policies[0]
+    server = PolicyWorker(cfg, buffers, 0, CPU)
     worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_counting_env)
     worker.handle(RESUME, 0)
-    while not buffers.requests.empty():
-        server.serve([buffers.requests.get_nowait()])
-        worker.handle(*buffers.inboxes[0].get_nowait())
-    done = [buffers.trajectories_done.get_nowait()[1] for _ in range(6)]
+    ahead, behind = (shared.requests.get_nowait() for _ in range(2))
+    shared.requests.put(ahead)  # one split finishes its trajectories before the other one has begun
+    for late in ([], [behind]):
+        for message in late:
+            shared.requests.put(message)
+        while not shared.requests.empty():
+            server.serve([shared.requests.get_nowait()])
+            worker.handle(*buffers.inboxes[0].get_nowait())
+    done = [shared.trajectories.get_nowait()[1] for _ in range(6)]
     assert sorted(done) == list(range(6)), "every split finished its trajectories, then all wait for the learner"
     for slot in done:
         worker.handle(SLOT, slot)
-    assert buffers.requests.qsize() == 2
+    assert shared.requests.qsize() == 2
 
 
 def test_a_pause_holds_all_requests_back_and_loses_nothing() -> None:
     cfg = make_cfg(num_workers=1, batch_size=8)
-    buffers = make_buffers(cfg)
-    server = PolicyWorker(cfg, buffers, torch.device("cpu"))
+    buffers = counting_buffers(cfg)
+    shared = buffers.policies[0]
+    server = PolicyWorker(cfg, buffers, 0, CPU)
     worker = RolloutWorker(cfg, buffers, 0, lambda report: None, make_counting_env)
-    assert buffers.requests.empty(), "nothing is sampled before the first RESUME"
+    assert shared.requests.empty(), "nothing is sampled before the first RESUME"
     worker.handle(RESUME, 0)
     worker.handle(PAUSE, 0)
-    while not buffers.requests.empty():
-        server.serve([buffers.requests.get_nowait()])
+    while not shared.requests.empty():
+        server.serve([shared.requests.get_nowait()])
     while not buffers.inboxes[0].empty():
         worker.handle(*buffers.inboxes[0].get_nowait())
-    assert buffers.requests.empty()
+    assert shared.requests.empty()
     worker.handle(RESUME, 0)
-    assert sorted(buffers.requests.get_nowait() for _ in range(2)) == [(SPLIT, 0), (SPLIT, 1)]
+    assert sorted(shared.requests.get_nowait() for _ in range(2)) == [(SPLIT, 0), (SPLIT, 1)]

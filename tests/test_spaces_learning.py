@@ -15,6 +15,7 @@ import pytest
 import tiny_envs
 import torch
 from gymnasium import spaces
+from one_policy import CPU, make_buffers
 from torch import Tensor
 
 from appo import APPO
@@ -23,9 +24,8 @@ from envs import make_vector_env
 from learner import Learner
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
-from shared_buffers import SPLIT, SharedBuffers
+from shared_buffers import SPLIT
 
-CPU = torch.device("cpu")
 FAR = 0.8
 TINY: dict[str, Any] = {
     "serial_mode": True, "async_rl": False, "device": "cpu", "precision": "float32",
@@ -45,7 +45,7 @@ def train(env: Callable, train_dir: Path, env_steps: int, **settings: Any) -> AP
 
 
 def assert_learned(env: Callable, appo: APPO) -> None:
-    score = appo.records.mean_return / getattr(env, "reward_scale", 1.0)
+    score = appo.records.policies[0].mean_return / getattr(env, "reward_scale", 1.0)
     assert score > env.chance + FAR * (1 - env.chance), f"{score:.3f}, by chance {env.chance:.3f}"
 
 
@@ -121,8 +121,8 @@ def test_ratio_is_1_in_the_first_sgd_step_of_a_dataset(env: type[gym.Env], memor
                                                        tmp_path: Path) -> None:
     steps: list[dict[str, Tensor]] = []
     with APPO(env, train_dir=str(tmp_path), **TINY | {"rnn_size": 16} | memory) as appo:
-        sgd_step = appo.learner.sgd_step
-        appo.learner.sgd_step = lambda data: steps.append(sgd_step(data)) or steps[-1]
+        sgd_step = appo.learners[0].sgd_step
+        appo.learners[0].sgd_step = lambda data: steps.append(sgd_step(data)) or steps[-1]
         appo.train(6 * 256)
     per_dataset = TINY["num_batches_per_epoch"] * TINY["num_epochs"]
     assert len(steps) >= 5 * per_dataset
@@ -134,7 +134,7 @@ def test_ratio_is_1_in_the_first_sgd_step_of_a_dataset(env: type[gym.Env], memor
 
 
 def test_serial_mode_with_memory_and_masks_gives_the_same_numbers_twice(tmp_path: Path) -> None:
-    first, second = (train(tiny_envs.MasksOfParts, tmp_path / name, 1024, use_rnn=True, rnn_size=16, seed=3).learner
+    first, second = (train(tiny_envs.MasksOfParts, tmp_path / name, 1024, use_rnn=True, rnn_size=16, seed=3).learners[0]
                      for name in ("first", "second"))
     for name, value in first.model.state_dict().items():
         assert torch.equal(value, second.model.state_dict()[name]), name
@@ -156,7 +156,7 @@ def test_a_recurrent_policy_recalls_the_beginning_of_an_episode(memory: dict[str
 def test_without_a_memory_nothing_is_recalled(tmp_path: Path) -> None:
     env = tiny_envs.Recalls
     appo = train(env, tmp_path, 12_288, **RECALL)
-    assert appo.records.mean_return < env.chance + 0.2  # of the last 100 episodes: 4.6 standard deviations
+    assert appo.records.policies[0].mean_return < env.chance + 0.2  # of the last 100 episodes: 4.6 standard deviations
 
 
 # ---- the size of rewards ---------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_learns_the_same_whatever_the_size_of_the_rewards(with_vtrace: bool, tmp
     for env in (tiny_envs.ReadsVector, tiny_envs.HugeRewards, tiny_envs.TinyRewards):
         appo = train(env, tmp_path, 4096, gamma=0.9, with_vtrace=with_vtrace)
         assert_learned(env, appo)
-        scores[env] = appo.records.mean_return / env.reward_scale
+        scores[env] = appo.records.policies[0].mean_return / env.reward_scale
     assert scores == pytest.approx(dict.fromkeys(scores, scores[tiny_envs.ReadsVector]), abs=0.05)
 
 
@@ -186,7 +186,7 @@ def test_value_targets_are_those_of_unnormalized_returns(with_vtrace: bool, monk
                                  "with_vtrace": with_vtrace, "gamma": 0.95})
         env = make_vector_env(cfg, 1)
         torch.manual_seed(0)
-        model = make_model(cfg, env.obs_space, env.action_space)
+        model = make_model(cfg, env.kind.obs_space, env.kind.action_space)
         with torch.no_grad():
             torch.nn.init.orthogonal_(model.value_head.weight, deviation)
             model.value_head.bias.fill_(50.0)
@@ -197,8 +197,8 @@ def test_value_targets_are_those_of_unnormalized_returns(with_vtrace: bool, monk
                 model.value_head.bias.sub_(mean).div_(deviation)
                 model.value_head.weight.div_(deviation)
         data = act(cfg, model, env)
-        buffers = SharedBuffers(cfg, env.obs_space, env.action_space, model, CPU, None)
-        learner = Learner(cfg, buffers, CPU, lambda report: None)
+        buffers = make_buffers(cfg, env.kind.obs_space, env.kind.action_space, model)
+        learner = Learner(cfg, buffers, 0, CPU, lambda report: None)
         data["log_probs"] += 0.3 * torch.randn(data["log_probs"].shape, generator=torch.Generator().manual_seed(0))
         if not with_vtrace:
             data["targets"], data["advantages"] = learner.gae_targets(data)
@@ -212,17 +212,18 @@ def test_value_targets_are_those_of_unnormalized_returns(with_vtrace: bool, monk
 
 def act(cfg: Config, model: ActorCritic, env: Any) -> dict[str, Tensor]:
     """Return trajectories [B, T(+1), ...] of random observations and rewards with a few episode ends."""
-    buffers = SharedBuffers(cfg, env.obs_space, env.action_space, model, CPU, None)
+    buffers = make_buffers(cfg, env.kind.obs_space, env.kind.action_space, model)
     rng = torch.Generator().manual_seed(1)
-    data = buffers.trajectories
+    data = buffers.trajectories_of(0)
     data["obs/obs"].normal_(generator=rng)
     data["rewards"].normal_(30.0, 100.0, generator=rng)
     data["valid"].fill_(True)
     ends = torch.rand(data["rewards"].shape, generator=rng)
     data["terminated"].copy_(ends < 0.1)
     data["truncated"].copy_((ends >= 0.1) & (ends < 0.2))
-    buffers.agent_slot.copy_(torch.arange(cfg.num_agents).view_as(buffers.agent_slot))
-    policy_worker = PolicyWorker(cfg, buffers, CPU)
+    buffers.agent_policy.fill_(0)
+    buffers.agent_slot.copy_(torch.arange(buffers.num_slots).view_as(buffers.agent_slot))
+    policy_worker = PolicyWorker(cfg, buffers, 0, CPU)
     torch.manual_seed(2)
     for t in range(cfg.rollout):
         buffers.agent_t.fill_(t)

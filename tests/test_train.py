@@ -256,7 +256,7 @@ def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tm
     assert outcome.status == 1, outcome
     lines = outcome.err.strip().splitlines()
     assert lines[0] == "train.py: rollout_worker_0 failed"
-    assert re.fullmatch(r"envs\.EnvironmentFailure: breaking_env:Breaks-v0, seed [0-3], step \d+: "
+    assert re.fullmatch(r"vector_env\.EnvironmentFailure: breaking_env:Breaks-v0, seed [0-3], step \d+: "
                         r"step\(\) raised ValueError: the wheel came off", lines[-1])
     assert lines.count("ValueError: the wheel came off") == 1
     assert outcome.err.count("Traceback") == 2, "the environment's own error, then which environment it was"
@@ -367,6 +367,9 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     (["--env=no_such_module:Env-v0"], ["no_such_module", "install no_such_module", "PYTHONPATH"]),
     (["--env=CartPole-v1", "--num_worker=2"], ["--num_worker", "did you mean --num_workers?"]),
     (["--env=CartPole-v1", "--batch_size=100"], ["--batch_size=100", "--rollout=32", "use 96 or 128"]),
+    (["--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=4", "--async_rl=False"],
+     ["--async_rl=False", "set --num_batches_per_epoch=1 --batch_size=128"]),
+    (["--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=2002"], ["use at most 2000"]),
     (["--env=CartPole-v1", "--batch_size=many"], ["--batch_size", "many"]),
     (["--env=CartPole-v1", "--lr_schedule=linear"], ["--lr_schedule=linear", "did you mean linear_decay?"]),
     (["--env=CartPole-v1", "--device=cudda"], ["--device=cudda"]),

@@ -1,0 +1,240 @@
+"""Environments of several agents: PettingZoo's parallel API, or any plain class with the same methods.
+
+    possible_agents                      names of all agents, fixed
+    observation_space(agent), action_space(agent)
+    reset(seed=None, options=None)       -> {agent: obs}, {agent: info}
+    step({agent: action})                -> {agent: obs}, {agent: reward}, {agent: terminated}, {agent: truncated},
+                                            {agent: info}
+
+An agent whose `terminated` or `truncated` is true leaves until the next episode, which begins when none is left. An
+agent does not act in a step, and no experience of it is recorded, while it is missing from the observations, while its
+info has is_active = False (Sample Factory's convention), or while its action mask forbids everything (it is not its
+turn). Its rewards meanwhile belong to its last action. An action is then 0 and should be ignored.
+
+Turn-based games (PettingZoo's AEC API) are converted by PettingZoo itself.
+"""
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from config import UserError
+from flat_spaces import ACTION_MASK, flatten_mask
+from vector_env import TRUE_OBJECTIVE, AgentKind, EnvironmentFailure, Step, VectorEnv, naming_failures
+
+PREFIX = "pettingzoo:"
+
+
+def pettingzoo_maker(env_id: str) -> Callable[..., Any]:
+    """Return the function that makes the environment of pettingzoo:MODULE. Raises `UserError` when there is none.
+
+    MODULE may leave out its leading "pettingzoo.".
+    """
+    name = env_id.removeprefix(PREFIX)
+    module = _import_module(env_id, name)
+    if hasattr(module, "parallel_env"):
+        return module.parallel_env
+    if hasattr(module, "env"):
+        from pettingzoo.utils.conversions import turn_based_aec_to_parallel  # noqa: PLC0415  optional package
+
+        return lambda **kwargs: turn_based_aec_to_parallel(module.env(**kwargs))
+    raise UserError(f"--env={env_id}: module '{name}' has neither parallel_env nor env; name one as in "
+                    f"{PREFIX}mpe2.simple_spread_v3")
+
+
+def _import_module(env_id: str, name: str) -> ModuleType:
+    missing = []
+    for candidate in (name, f"pettingzoo.{name}"):
+        try:
+            return importlib.import_module(candidate)
+        except ModuleNotFoundError as error:
+            missing.append(error.name)
+        except ImportError as error:
+            raise UserError(f"--env={env_id}: module '{candidate}' cannot be imported: {error}") from error
+    root = name.split(".", maxsplit=1)[0]
+    package = missing[0] if missing[0] != name and not name.startswith(missing[0]) else (
+        "pettingzoo" if "pettingzoo" in (root, missing[1]) else root)
+    raise UserError(f"--env={env_id}: there is no module '{missing[0]}'; pip install {package}, or check the name")
+
+
+def is_parallel(env: Any) -> bool:
+    """Tell whether an object is an environment of several agents."""
+    return hasattr(env, "possible_agents")
+
+
+class ParallelVectorEnv(VectorEnv):
+    """N parallel environments, stepped one after another."""
+
+    def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False) -> None:
+        self.name, self.num_envs = name, num_envs
+        self._envs = [make_env() for _ in range(num_envs)]
+        first = self._envs[0]
+        self.agents = [str(agent) for agent in first.possible_agents]
+        if not self.agents:
+            raise UserError(f"{name}: possible_agents is empty")
+        pairs: list[tuple[spaces.Space, spaces.Space]] = []
+        self.kind_of_agent = []
+        for agent in first.possible_agents:
+            pair = (_space(first, "observation_space", agent), _space(first, "action_space", agent))
+            if pair not in pairs:
+                pairs.append(pair)
+            self.kind_of_agent.append(pairs.index(pair))
+        kinds = np.tile(self.kind_of_agent, num_envs)
+        self.kinds = [AgentKind(name, *pair, np.flatnonzero(kinds == k), squash_actions=squash_actions)
+                      for k, pair in enumerate(pairs)]
+        self._pairs = pairs
+        self._place = np.zeros(len(kinds), np.int64)  # of each agent in its kind
+        for kind in self.kinds:
+            self._place[kind.index] = np.arange(len(kind.index))
+        self._number = {agent: i for i, agent in enumerate(first.possible_agents)}
+        self._live: list[list[Any]] = [[] for _ in self._envs]  # agents whose episodes go on
+        self._active = np.zeros(len(kinds), bool)
+        self._obs: list[dict[str, np.ndarray]] = []  # the last observation of every agent, by kind
+
+    def reset(self, seed: int) -> Step:
+        self.seed, self.num_steps = seed, 0
+        fresh = [self._reset(i, seed + i) for i in range(self.num_envs)]
+        for kind_number, kind in enumerate(self.kinds):
+            if not kind.has_mask and any(ACTION_MASK in (info or {}) for _, infos in fresh
+                                         for agent, info in infos.items()
+                                         if self.kind_of_agent[self._number[agent]] == kind_number):
+                kind.expect_mask_in_info()
+        self._obs = [{name: np.zeros((len(kind.index), *leaf.shape), _storage(leaf))
+                      for name, leaf in kind.obs_space.items()} for kind in self.kinds]
+        return self._gather([(obs, {}, {}, {}, infos) for obs, infos in fresh], np.ones(self.num_envs, bool))
+
+    def step(self, actions: list[np.ndarray]) -> Step:
+        self.num_steps += 1
+        rows = [np.where(self._active[kind.index, None], kind_rows, 0)
+                for kind, kind_rows in zip(self.kinds, actions, strict=True)]
+        decoded = [kind.actions(kind_rows) for kind, kind_rows in zip(self.kinds, rows, strict=True)]
+        begins = np.array([not live for live in self._live])
+        results = []
+        for i, env in enumerate(self._envs):
+            if begins[i]:
+                obs, infos = self._reset(i)
+                results.append((obs, {}, {}, {}, infos))
+                continue
+            chosen = {}
+            for agent in self._live[i]:
+                number = self._number[agent]
+                if agent in getattr(env, "agents", self._live[i]):
+                    place = self._place[i * len(self.agents) + number]
+                    chosen[agent] = _row(decoded[self.kind_of_agent[number]], place)
+            with naming_failures(self.name, self.seed + i, self.num_steps, "step"):
+                results.append(env.step(chosen))
+        return self._gather(results, begins)
+
+    def _reset(self, i: int, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        with naming_failures(self.name, self.seed + i, self.num_steps, "reset"):
+            obs, infos = self._envs[i].reset(seed=seed)
+        if not obs:
+            raise EnvironmentFailure(f"{self.name}, seed {self.seed + i}, step {self.num_steps}: reset() returned no "
+                                     "observation")
+        present = getattr(self._envs[i], "agents", None) or obs
+        self._live[i] = [agent for agent in self._number if agent in present]
+        for agent in obs:
+            self._number_of(agent, i)
+        return obs, infos
+
+    def _gather(self, results: list[tuple], begins: np.ndarray) -> Step:
+        """Put what all environments returned, dicts by agent, into arrays."""
+        num_agents = len(self._active)
+        rewards, objectives = np.zeros(num_agents), np.full(num_agents, np.nan)
+        terminated, truncated, active = (np.zeros(num_agents, bool) for _ in range(3))
+        seen: list[list[tuple[int, Any, Any]]] = [[] for _ in self.kinds]  # (place in the kind, obs, mask)
+        for i, (obs, reward, ended, cut, infos) in enumerate(results):
+            first, live = i * len(self.agents), self._live[i]
+            for agent in live:
+                m = first + self._number[agent]
+                info = infos.get(agent) or {}
+                rewards[m] = reward.get(agent, 0.0)
+                terminated[m], truncated[m] = ended.get(agent, False), cut.get(agent, False)
+                objectives[m] = info.get(TRUE_OBJECTIVE, np.nan)
+                if agent in obs:
+                    kind_number = self.kind_of_agent[self._number[agent]]
+                    mask = self._mask(self.kinds[kind_number], obs[agent], info)
+                    on_turn = info.get("is_active", True) and (mask is None or flatten_mask(mask).any())
+                    active[m] = on_turn and not (terminated[m] or truncated[m])
+                    seen[kind_number].append((self._place[m], obs[agent], mask if active[m] else None))
+            left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
+            if not begins[i] and not getattr(self._envs[i], "agents", left):  # some just vanished with the episode
+                for agent in left:
+                    terminated[first + self._number[agent]] = True
+                    active[first + self._number[agent]] = False
+                left = []
+            self._live[i] = left
+        for kind_number, kind in enumerate(self.kinds):
+            self._write(kind, self._pairs[kind_number][0], self._obs[kind_number], seen[kind_number])
+        self._active = active
+        return self._checked(Step(self._obs, rewards, terminated, truncated, active, begins, objectives))
+
+    def _number_of(self, agent: Any, i: int) -> int:
+        if agent not in self._number:
+            raise EnvironmentFailure(f"{self.name}, seed {self.seed + i}, step {self.num_steps}: agent {agent!r} is "
+                                     f"not among possible_agents {self.agents}")
+        return self._number[agent]
+
+    @staticmethod
+    def _mask(kind: AgentKind, obs: Any, info: dict[str, Any]) -> Any:
+        if not kind.has_mask:
+            return None
+        return info.get(ACTION_MASK) if kind.mask_in_info else obs[ACTION_MASK]
+
+    @staticmethod
+    def _write(kind: AgentKind, space: spaces.Space, leaves: dict[str, np.ndarray],
+               seen: list[tuple[int, Any, Any]]) -> None:
+        """Write the observations of some agents of a kind into the arrays of all of them."""
+        if not seen:
+            return
+        places = [place for place, _, _ in seen]
+        batch = concatenate(space, [obs for _, obs, _ in seen], create_empty_array(space, len(seen)))
+        flat = kind.flatten(batch)
+        if kind.has_mask:
+            flat[ACTION_MASK] = kind.join_masks([mask for _, _, mask in seen])
+            leaves[ACTION_MASK][:] = 1  # of those that are missing
+        for name, value in flat.items():
+            leaves[name][places] = value
+
+    def default_shaping(self) -> Any:
+        get = getattr(self._envs[0], "get_default_reward_shaping", None)
+        return get() if get is not None else None
+
+    def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
+        self._envs[env].set_reward_shaping(shaping, agent)
+
+    def render(self) -> np.ndarray:
+        return np.asarray(self._envs[0].render())
+
+    @property
+    def frames_per_sec(self) -> float:
+        return getattr(self._envs[0], "metadata", {}).get("render_fps") or 30.0
+
+    def close(self) -> None:
+        for env in self._envs:
+            if hasattr(env, "close"):
+                env.close()
+
+
+def _row(batch: Any, i: int) -> Any:
+    """Take one action out of a batch of actions."""
+    if isinstance(batch, dict):
+        return {key: _row(part, i) for key, part in batch.items()}
+    return tuple(_row(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
+
+
+def _space(env: Any, what: str, agent: Any) -> spaces.Space:
+    space = getattr(env, what)
+    space = space(agent) if callable(space) else space[agent]
+    if not isinstance(space, spaces.Space):
+        raise UserError(f"{what}({agent!r}) is {space!r}, not a gymnasium space")
+    return space
+
+
+def _storage(leaf: spaces.Space) -> Any:
+    return np.int64 if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)) else leaf.dtype

@@ -1,0 +1,257 @@
+"""The population as pure functions over numbers: who plays whom, who is replaced by whom, what a mutation changes.
+
+The rules are Sample Factory's (arXiv 2006.11751, section 3.5), after population-based training (arXiv 1711.09846):
+
+    when        a policy is due at its own env_steps: first after `pbt_start_mutation`, then every
+                `pbt_period_env_steps`; and only when every policy has finished an episode
+    rank        by objective, the mean over the last 100 episodes; ceil(fraction * N) policies are the best, as many
+                the worst
+    best        nothing happens to them
+    middle      keep their weights; their settings are mutated
+    worst       one of the best is drawn as a donor; if it is better by both gaps, its weights and optimizer are copied,
+                and its settings, mutated; else they are treated like the middle
+    policy 0    is never mutated: it begins with the settings of the command line and takes over those of a donor
+
+Settings and reward shaping are flat dicts, {name: number}. Used by `rollout_worker.py` (who plays) and `population.py`
+(which applies the rest). Read next: `population.py`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from config import Config, UserError
+
+# the settings of a learner that a mutation may change, and their legal range; a coefficient of 0 is off and stays so
+LIMITS: dict[str, tuple[float, float]] = {
+    "learning_rate": (1e-8, 1e-1), "exploration_loss_coeff": (1e-8, 1.0), "value_loss_coeff": (1e-4, 100.0),
+    "max_grad_norm": (1e-3, 1e3), "ppo_clip_ratio": (1e-3, 1.0), "ppo_clip_value": (1e-3, 1e3),
+    "gamma": (0.0, 0.999999),
+}
+SHAPING_LIMITS = (1e-12, 1e12)  # of the absolute value
+GAMMA_FACTORS = (1.01, 1.2)  # of 1 - gamma
+RETURN_TO_DEFAULT = 0.01  # the share of mutations that undo all earlier ones
+EPSILON = 1e-9
+
+# ---- who plays ---------------------------------------------------------------------------------------------------
+
+
+def kinds_of_policies(num_kinds: int, num_policies: int) -> list[int]:
+    """Tell which kind of agents each policy plays, kinds being agents with the same spaces: one after another.
+
+    Raises `UserError` when a kind would have no policy.
+    """
+    if num_policies < num_kinds:
+        raise UserError(f"the agents have {num_kinds} different pairs of observation and action space, and each needs "
+                        f"a policy of its own; set --num_policies={num_kinds}, or a multiple")
+    return [policy % num_kinds for policy in range(num_policies)]
+
+
+def draw_policies(kind_of_agent: Sequence[int], kind_of_policy: Sequence[int], rng: np.random.Generator,
+                  *, mix: bool) -> list[int]:
+    """Draw a policy for each agent of an environment, uniformly from those of its kind.
+
+    Without `mix` there is one draw for all: all agents of a kind play the same policy.
+    """
+    candidates = [[policy for policy, kind in enumerate(kind_of_policy) if kind == agent_kind]
+                  for agent_kind in range(max(kind_of_policy) + 1)]
+    draws = rng.random(len(kind_of_agent) if mix else 1)
+    return [candidates[kind][int(draws[i if mix else 0] * len(candidates[kind]))]
+            for i, kind in enumerate(kind_of_agent)]
+
+
+def check_mapping(policies: Any, agents: Sequence[str], kind_of_agent: Sequence[int],
+                  kind_of_policy: Sequence[int]) -> None:
+    """Raise `UserError` when a user's mapping did not return a policy that exists and fits for every agent."""
+    if not hasattr(policies, "__len__") or len(policies) != len(agents):
+        raise UserError(f"--policy_mapping returned {policies!r}; it must return one policy for each of the agents "
+                        + ", ".join(agents))
+    for agent, kind, policy in zip(agents, kind_of_agent, policies, strict=True):
+        if not isinstance(policy, (int, np.integer)) or not 0 <= policy < len(kind_of_policy):
+            raise UserError(f"--policy_mapping returned policy {policy!r} for agent {agent}; there are 0 to "
+                            f"{len(kind_of_policy) - 1} (--num_policies={len(kind_of_policy)})")
+        if kind_of_policy[policy] != kind:
+            raise UserError(f"--policy_mapping returned policy {policy} for agent {agent}, whose observation or action "
+                            "space differs from those of other agents that play it; map it to another policy")
+
+
+def kinds_by_mapping(draws: Sequence[Sequence[int]], agents: Sequence[str], kind_of_agent: Sequence[int],
+                     num_policies: int) -> list[int]:
+    """Tell which kind of agents each policy plays from many draws of a user's mapping.
+
+    Raises `UserError` when the mapping is wrong (`check_mapping`) or never draws some policy.
+    """
+    kinds: dict[int, int] = {}
+    for policies in draws:
+        check_mapping(policies, agents, [0] * len(agents), [0] * num_policies)
+        for kind, policy in zip(kind_of_agent, policies, strict=True):
+            kinds.setdefault(int(policy), kind)
+        check_mapping(policies, agents, kind_of_agent, [kinds.get(policy, -1) for policy in range(num_policies)])
+    if unused := set(range(num_policies)) - kinds.keys():
+        raise UserError(f"--policy_mapping never returned policy {min(unused)} in {len(draws)} draws; lower "
+                        "--num_policies or map an agent to it")
+    return [kinds[policy] for policy in range(num_policies)]
+
+
+def draw_snapshots(num_snapshots: Sequence[int], fraction: float, rng: np.random.Generator) -> list[int]:
+    """Choose which agents of an environment are played by earlier versions of their policies.
+
+    One agent, drawn at random, plays its current policy; each other one is an opponent and plays, with probability
+    `fraction`, one of the snapshots of its policy. num_snapshots: how many there are for each agent.
+    Returns the number of the snapshot for each agent, -1 for the current policy.
+    """
+    snapshots = [-1] * len(num_snapshots)
+    if not fraction or len(num_snapshots) < 2:
+        return snapshots
+    learns = int(rng.integers(len(num_snapshots)))
+    for agent, available in enumerate(num_snapshots):
+        if agent != learns and available and rng.random() < fraction:
+            snapshots[agent] = int(rng.integers(available))
+    return snapshots
+
+
+# ---- who is replaced ---------------------------------------------------------------------------------------------
+
+
+def is_due(steps: int, last_update: int, start: int, period: int) -> bool:
+    """Tell whether it is a policy's turn, by its own env_steps now and at its last update."""
+    return steps >= start and steps - last_update >= period
+
+
+class Ranking(NamedTuple):
+    """Policies by objective, the best first; ties in the order of their numbers."""
+
+    order: list[int]
+    best: list[int]
+    worst: list[int]
+
+
+def rank(objectives: Mapping[int, float], fraction: float) -> Ranking:
+    """Rank policies by their objectives {policy: mean objective}."""
+    order = sorted(objectives, key=lambda policy: (-objectives[policy], policy))
+    count = math.ceil(fraction * len(order) - EPSILON)
+    best = order[:count]
+    return Ranking(order, best, [policy for policy in order[len(order) - count:] if policy not in best])
+
+
+def is_much_better(donor: float, own: float, relative_gap: float, absolute_gap: float) -> bool:
+    """Tell whether a donor's objective exceeds another by both gaps; the relative one is in units of |donor|.
+
+    Correct also for negative objectives: -10 is better than -20 by 100 %.
+    """
+    gain = donor - own
+    return gain > absolute_gap and gain > relative_gap * abs(donor)
+
+
+class Decision(NamedTuple):
+    """What happens to a policy: whose weights and settings it takes over, and whether these are mutated."""
+
+    policy: int
+    donor: int | None  # None: it keeps its own
+    mutate: bool
+    words: str
+
+
+def decide(policy: int, objectives: Mapping[int, float], rng: np.random.Generator, *, fraction: float,
+           relative_gap: float, absolute_gap: float) -> Decision:
+    """Decide what happens to a policy that is due. objectives: {policy: mean objective} of all it competes with."""
+    ranking = rank(objectives, fraction)
+    own = objectives[policy]
+    place = f"policy {policy} (objective {own:.4g}) is {ranking.order.index(policy) + 1} of {len(ranking.order)}"
+    if policy in ranking.best:
+        return Decision(policy, None, False, f"{place}, among the best: unchanged")
+    donor = None
+    if policy in ranking.worst:
+        donor = ranking.best[int(rng.integers(len(ranking.best)))]
+        drawn = f"policy {donor} (objective {objectives[donor]:.4g})"
+        if is_much_better(objectives[donor], own, relative_gap, absolute_gap):
+            place += f", among the worst: it becomes a copy of {drawn}"
+        else:
+            place += f", among the worst, but {drawn} is hardly better: it keeps its weights"
+            donor = None
+    else:
+        place += ": it keeps its weights"
+    return Decision(policy, donor, policy != 0, place)
+
+
+# ---- what a mutation changes -------------------------------------------------------------------------------------
+
+
+def hyperparameters(cfg: Config) -> dict[str, float]:
+    """Return the settings that population-based training may change, with the values of the command line."""
+    names = [name for name in LIMITS if name != "gamma" or cfg.pbt_optimize_gamma]
+    return {name: float(getattr(cfg, name)) for name in names}
+
+
+def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: np.random.Generator, *, rate: float,
+           smallest: float, largest: float, limits: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
+    """Mutate each number with probability `rate`.
+
+    A number is multiplied or divided, with even odds, by a factor drawn from [smallest, largest]; of gamma it is
+    1 - gamma, and the factor is drawn from [1.01, 1.2]; a boolean flips. One time in a hundred a number that has left
+    its default returns to it. Without `limits` (for reward shaping) no name has a special meaning.
+    """
+    mutated = dict(values)
+    for name, value in values.items():
+        if rng.random() >= rate:
+            continue
+        if value != defaults[name] and rng.random() < RETURN_TO_DEFAULT:
+            mutated[name] = defaults[name]
+        elif isinstance(value, bool):
+            mutated[name] = not value
+        else:
+            is_gamma = limits is not None and name == "gamma"
+            factor = rng.uniform(*(GAMMA_FACTORS if is_gamma else (smallest, largest)))
+            factor = factor if rng.random() < 0.5 else 1 / factor
+            low, high = SHAPING_LIMITS if limits is None else limits[name]
+            size = abs(defaults[name]) or high  # a default is always legal
+            mutated[name] = _hold(max(1 - (1 - value) * factor, 0.0) if is_gamma else value * factor,
+                                  min(low, size), max(high, size))
+    return mutated
+
+
+def _hold(value: float, low: float, high: float) -> float:
+    """Hold the absolute value of a number within limits; 0 stays 0."""
+    return math.copysign(min(max(abs(value), low), high), value) if value else 0.0
+
+
+# ---- reward shaping ----------------------------------------------------------------------------------------------
+
+
+def flatten_shaping(shaping: Any, path: str = "") -> dict[str, float | bool]:
+    """Turn an environment's reward shaping, a nested dict (or lists) of numbers, into {path: number}.
+
+    Raises `UserError` for anything else in it.
+    """
+    if isinstance(shaping, (bool, np.bool_)):
+        return {path: bool(shaping)}
+    if isinstance(shaping, (int, float, np.integer, np.floating)) and math.isfinite(shaping):
+        return {path: float(shaping)}
+    if not isinstance(shaping, (Mapping, list, tuple)):
+        raise UserError(f"get_default_reward_shaping(): '{path}' is {shaping!r}; supported are finite numbers, "
+                        "booleans, and dicts, lists and tuples of these")
+    parts = shaping.items() if isinstance(shaping, Mapping) else enumerate(shaping)
+    flat: dict[str, float | bool] = {}
+    for key, part in parts:
+        flat |= flatten_shaping(part, f"{path}/{key}" if path else str(key))
+    return flat
+
+
+def unflatten_shaping(like: Any, flat: Mapping[str, float | bool], path: str = "") -> Any:
+    """Put flat numbers into the form of an environment's default reward shaping."""
+    if isinstance(like, Mapping):
+        return {key: unflatten_shaping(part, flat, f"{path}/{key}" if path else str(key)) for key, part in like.items()}
+    if isinstance(like, (list, tuple)):
+        return type(like)(unflatten_shaping(part, flat, f"{path}/{i}" if path else str(i))
+                          for i, part in enumerate(like))
+    return bool(flat[path]) if isinstance(like, (bool, np.bool_)) else float(flat[path])
+
+
+def check_shaping_keys(expected: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
+    """Raise `UserError` when an environment's shaping has other keys than the others'."""
+    for keys, words in ((expected.keys() - flat.keys(), "is missing"), (flat.keys() - expected.keys(), "is new")):
+        if keys:
+            raise UserError(f"get_default_reward_shaping(): the key '{min(keys)}' {words} in another environment of "
+                            "the run; all must have the same keys")

@@ -1,0 +1,183 @@
+"""The population as it lives: applies the rules of `pbt.py` to the policies of a run. Owned by the supervisor.
+
+It holds the settings and the reward shaping of every policy, decides when a policy is due, and tells the learners:
+the donor saves itself (SAVE_DONOR), then the policy that is replaced copies the file (COPY) and reads its new settings
+(CONFIGURE) from shared memory. Rollout workers read the shaping there whenever an episode begins.
+
+    policy_NN_cfg.json               the settings of a policy
+    policy_NN_reward_shaping.json    its reward shaping, if the environment offers one
+    population.jsonl                 one JSON object for each policy at each of its updates
+    population.png                   the same as a picture (`plot.py`), when the run ends
+
+Read next: `appo.py`.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import pbt
+from config import Config, UserError
+from records import read_history
+from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
+
+Numbers = dict[str, Any]
+
+
+class Population:
+    """Settings and fates of all policies. Lives in the supervisor's process."""
+
+    def __init__(self, cfg: Config, buffers: SharedBuffers, *, resumed: bool) -> None:
+        """Begin with one mutation of every policy but the first, or with what a resumed run has saved."""
+        self.cfg, self.buffers = cfg, buffers
+        self.rng = np.random.default_rng((cfg.seed, 1))
+        self.default_settings = pbt.hyperparameters(cfg)
+        self.default_shaping = pbt.flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
+        self.settings = [self.default_settings] * cfg.num_policies
+        self.shaping = [self.default_shaping] * cfg.num_policies
+        self.last_update = [0] * cfg.num_policies
+        self.copying: dict[int, int] = {}  # policies that wait for their donor to save itself
+        self.history = cfg.run_dir / "population.jsonl"
+        if resumed:
+            self._load()
+        else:
+            for policy in range(1, cfg.num_policies):
+                self._mutate(policy, policy)
+        for policy in range(cfg.num_policies):
+            self._publish(policy)
+            if not resumed:
+                self._record(policy, 0, None, pbt.Decision(policy, None, policy != 0, f"policy {policy} begins"))
+
+    # ---- rules ---------------------------------------------------------------------------------------------------
+
+    def update(self, objectives: list[float | None], steps: list[int]) -> list[pbt.Decision]:
+        """Decide what happens to the policies that are due, and set it going.
+
+        Args:
+            objectives: the mean objective of each policy, None before its first episode.
+            steps: env_steps of each policy.
+        """
+        cfg, kinds = self.cfg, self.buffers.kind_of_policy
+        decisions = []
+        for policy in range(cfg.num_policies):
+            rivals = {other: objectives[other] for other in range(cfg.num_policies) if kinds[other] == kinds[policy]}
+            if (policy in self.copying or None in rivals.values() or not pbt.is_due(
+                    steps[policy], self.last_update[policy], cfg.pbt_start_mutation, cfg.pbt_period_env_steps)):
+                continue
+            decision = pbt.decide(policy, rivals, self.rng, fraction=cfg.pbt_replace_fraction,
+                                  relative_gap=cfg.pbt_replace_reward_gap,
+                                  absolute_gap=cfg.pbt_replace_reward_gap_absolute)
+            source = policy if decision.donor is None else decision.donor
+            before = self.settings[policy] | self.shaping[policy]
+            self.settings[policy], self.shaping[policy] = self.settings[source], self.shaping[source]
+            if decision.mutate:
+                self._mutate(policy, source)
+            changes = [f"{name} {_show(before[name])} -> {_show(value)}"
+                       for name, value in (self.settings[policy] | self.shaping[policy]).items()
+                       if value != before[name]]
+            decision = decision._replace(words="; ".join([decision.words, *changes]))
+            if decision.donor is not None:
+                self.copying[policy] = decision.donor
+                self._send(decision.donor, (SAVE, SAVE_DONOR))
+            elif changes:
+                self._publish(policy)
+                self._send(policy, (CONFIGURE, 0))
+            self.last_update[policy] = steps[policy]
+            self._record(policy, steps[policy], objectives[policy], decision)
+            decisions.append(decision)
+        return decisions
+
+    def donor_saved(self, donor: int) -> None:
+        """Let the policies that wait for this donor copy it."""
+        for policy in [policy for policy, waits_for in self.copying.items() if waits_for == donor]:
+            del self.copying[policy]
+            self._publish(policy)
+            self._send(policy, (COPY, donor))
+            self._send(policy, (CONFIGURE, 0))
+
+    def numbers(self, policy: int) -> Numbers:
+        """Return all that may be mutated of a policy, for the records."""
+        return self.settings[policy] | {f"shaping/{name}": value for name, value in self.shaping[policy].items()}
+
+    def _mutate(self, policy: int, source: int) -> None:
+        how = {"rate": self.cfg.pbt_mutation_rate, "smallest": self.cfg.pbt_perturb_min,
+               "largest": self.cfg.pbt_perturb_max}
+        self.settings[policy] = pbt.mutate(self.settings[source], self.default_settings, self.rng, **how,
+                                           limits=pbt.LIMITS)
+        self.shaping[policy] = pbt.mutate(self.shaping[source], self.default_shaping, self.rng, **how)
+
+    def draw(self) -> None:
+        """Draw the history into population.png."""
+        from plot import draw_population  # noqa: PLC0415  matplotlib is slow to import
+
+        draw_population(self.cfg.run_dir, self.cfg.run_dir / "population.png")
+
+    # ---- effects -------------------------------------------------------------------------------------------------
+
+    def _send(self, policy: int, message: tuple[int, int]) -> None:
+        self.buffers.policies[policy].trajectories.put(message)
+
+    def _publish(self, policy: int) -> None:
+        """Write a policy's numbers where its learner and the rollout workers read them, and into its files."""
+        for numbers, shared in ((self.settings, self.buffers.settings), (self.shaping, self.buffers.shaping)):
+            shared[policy] = torch.tensor([float(value) for value in numbers[policy].values()], dtype=torch.float64)
+        _write_json(_settings_path(self.cfg.run_dir, policy), self.settings[policy])
+        if self.default_shaping:
+            _write_json(_shaping_path(self.cfg.run_dir, policy),
+                        pbt.unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
+
+    def _record(self, policy: int, steps: int, objective: float | None, decision: pbt.Decision) -> None:
+        event = {"policy": policy, "policy_steps": steps, "env_steps": int(self.buffers.env_steps.sum()),
+                 "objective": objective, "donor": decision.donor, "words": decision.words, **self.numbers(policy)}
+        with self.history.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def _load(self) -> None:
+        """Read the state of a resumed run. A policy that it did not have begins with the defaults.
+
+        Raises `UserError` when a file is damaged, or the environment's shaping has other keys now.
+        """
+        for policy in range(self.cfg.num_policies):
+            settings = _read_json(_settings_path(self.cfg.run_dir, policy))
+            if settings is not None:
+                self.settings[policy] = {name: settings.get(name, default)
+                                         for name, default in self.default_settings.items()}
+            shaping = _read_json(_shaping_path(self.cfg.run_dir, policy)) if self.default_shaping else None
+            if shaping is not None:
+                flat = pbt.flatten_shaping(shaping)
+                pbt.check_shaping_keys(self.default_shaping, flat)
+                self.shaping[policy] = {name: flat[name] for name in self.default_shaping}
+        for event in read_history(self.cfg.run_dir):
+            if event["policy"] < self.cfg.num_policies:
+                self.last_update[event["policy"]] = event["policy_steps"]
+
+
+def _settings_path(run_dir: Path, policy: int) -> Path:
+    return run_dir / f"policy_{policy:02}_cfg.json"
+
+
+def _shaping_path(run_dir: Path, policy: int) -> Path:
+    return run_dir / f"policy_{policy:02}_reward_shaping.json"
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def _read_json(path: Path) -> Any:
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); delete it to begin with the defaults") from error
+
+
+def _show(value: float | bool) -> str:
+    return str(value) if isinstance(value, bool) else f"{value:.4g}"

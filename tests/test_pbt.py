@@ -1,0 +1,407 @@
+"""Tests of `pbt.py`: who plays whom, who is replaced by whom, what a mutation changes.
+
+Random choices are tested with fixed seeds: shares must lie within 5 standard deviations, counts pass a chi-square test.
+"""
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config import Config, UserError
+from pbt import (
+    LIMITS,
+    SHAPING_LIMITS,
+    Decision,
+    check_shaping_keys,
+    decide,
+    draw_policies,
+    draw_snapshots,
+    flatten_shaping,
+    hyperparameters,
+    is_due,
+    is_much_better,
+    kinds_of_policies,
+    mutate,
+    rank,
+    unflatten_shaping,
+)
+
+CONFIG = Config(env="CartPole-v1", pbt_optimize_gamma=True)
+GAPS = {"relative_gap": 0.1, "absolute_gap": 1e-6}
+FACTORS = {"smallest": 1.1, "largest": 1.5}
+N = 100_000
+
+
+def seeded(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def is_share(count: int, total: int, share: float) -> bool:
+    """Tell whether a count agrees with a binomial distribution."""
+    return abs(count - total * share) < 5 * math.sqrt(total * share * (1 - share))
+
+
+def is_uniform(draws: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Tell whether all draws are of these values, and equally often: chi-square of mean df and variance 2 df."""
+    counts, expected, df = Counter(draws), len(draws) / len(values), len(values) - 1
+    chi_square = sum((counts[value] - expected) ** 2 / expected for value in values)
+    return set(counts) <= set(values) and chi_square < df + 5 * math.sqrt(2 * df)
+
+
+def is_uniform_between(draws: Sequence[float], low: float, high: float, bins: int = 10) -> bool:
+    """Tell whether all draws lie in a range, and equally often in each of its parts."""
+    scaled = (np.asarray(draws) - low) / (high - low)
+    assert scaled.min() > -1e-9
+    assert scaled.max() < 1 + 1e-9
+    return is_uniform([min(max(int(x * bins), 0), bins - 1) for x in scaled], range(bins))
+
+
+# ---- who plays ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_kinds", "num_policies", "kinds"), [
+    (1, 1, [0]), (1, 3, [0, 0, 0]), (2, 2, [0, 1]), (2, 5, [0, 1, 0, 1, 0]), (3, 6, [0, 1, 2, 0, 1, 2])])
+def test_every_kind_of_agents_gets_policies_in_turn(num_kinds: int, num_policies: int, kinds: list[int]) -> None:
+    assert kinds_of_policies(num_kinds, num_policies) == kinds
+
+
+@pytest.mark.parametrize(("num_kinds", "num_policies"), [(2, 1), (4, 3)])
+def test_a_kind_of_agents_without_a_policy_is_refused(num_kinds: int, num_policies: int) -> None:
+    with pytest.raises(UserError, match=rf"{num_kinds} different .* set --num_policies={num_kinds}\b"):
+        kinds_of_policies(num_kinds, num_policies)
+
+
+AGENTS, POLICIES = [0, 1, 0, 1], [0, 1, 0, 0, 1]  # the kinds of 4 agents and of 5 policies
+
+
+@pytest.mark.parametrize("mix", [True, False])
+def test_policies_are_drawn_uniformly_from_those_of_the_agents_kind(mix: bool) -> None:
+    rng = seeded()
+    draws = [draw_policies(AGENTS, POLICIES, rng, mix=mix) for _ in range(9000)]
+    for agent, kind in enumerate(AGENTS):
+        assert is_uniform([draw[agent] for draw in draws], [0, 2, 3] if kind == 0 else [1, 4])
+    pairs = [(a, b) for a in (0, 2, 3) for b in (0, 2, 3) if mix or a == b]
+    assert is_uniform([(draw[0], draw[2]) for draw in draws], pairs), "agents of a kind: independent, or the same"
+    assert mix or all(draw[1] == draw[3] for draw in draws)
+
+
+@pytest.mark.parametrize(("num_snapshots", "fraction"), [
+    ([5, 5, 5], 0.0),  # not asked for
+    ([5], 1.0), ([5], 0.5),  # a single agent has no opponent
+    ([0, 0, 0], 1.0),  # there are no snapshots yet
+    ([], 1.0)])
+def test_all_agents_play_their_current_policies(num_snapshots: list[int], fraction: float) -> None:
+    rng = seeded()
+    assert all(draw_snapshots(num_snapshots, fraction, rng) == [-1] * len(num_snapshots) for _ in range(200))
+
+
+@pytest.mark.parametrize("num_agents", [2, 5])
+def test_with_fraction_1_exactly_one_agent_plays_its_current_policy(num_agents: int) -> None:
+    rng = seeded()
+    draws = [draw_snapshots([4] * num_agents, 1.0, rng) for _ in range(5000)]
+    assert all(draw.count(-1) == 1 for draw in draws)
+    assert is_uniform([draw.index(-1) for draw in draws], range(num_agents))
+    assert is_uniform([number for draw in draws for number in draw if number != -1], range(4))
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.9])
+@pytest.mark.parametrize("num_agents", [2, 4])
+def test_the_fraction_is_the_share_of_the_opponents_that_are_frozen(fraction: float, num_agents: int) -> None:
+    rng = seeded()
+    draws = [draw_snapshots([3] * num_agents, fraction, rng) for _ in range(10_000)]
+    assert all(-1 in draw for draw in draws), "someone always learns"
+    frozen = [(agent, number) for draw in draws for agent, number in enumerate(draw) if number != -1]
+    assert is_share(len(frozen), len(draws) * (num_agents - 1), fraction)
+    assert is_uniform(frozen, [(agent, number) for agent in range(num_agents) for number in range(3)])
+
+
+def test_only_agents_whose_policy_has_snapshots_are_frozen() -> None:
+    rng = seeded()
+    first, second, third = zip(*[draw_snapshots([0, 1, 3], 1.0, rng) for _ in range(6000)], strict=True)
+    assert set(first) == {-1}
+    assert is_share(second.count(0), 6000, 2 / 3)
+    assert set(second) == {-1, 0}
+    assert is_uniform([number for number in third if number != -1], range(3))
+
+
+# ---- who is replaced ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "last_update", "start", "period", "due"), [
+    (99, 0, 100, 10, False), (100, 0, 100, 10, True), (101, 0, 100, 10, True),  # the start
+    (109, 100, 100, 10, False), (110, 100, 100, 10, True), (127, 117, 100, 10, True),  # then each period
+    (0, 0, 0, 10, False), (9, 0, 0, 10, False), (10, 0, 0, 10, True), (49, 0, 10, 50, False), (50, 0, 10, 50, True)])
+def test_a_policy_is_due_from_the_start_on_once_in_each_period(
+        steps: int, last_update: int, start: int, period: int, due: bool) -> None:
+    assert is_due(steps, last_update, start, period) is due
+
+
+@pytest.mark.parametrize(("objectives", "order"), [
+    ([1.0, 3.0, 2.0], [1, 2, 0]), ([-1.0, -3.0, -2.0], [0, 2, 1]), ([-1.0, 0.0, 1.0], [2, 1, 0]),
+    ([5.0, 5.0, 5.0], [0, 1, 2]), ([1.0, 2.0, 1.0, 2.0], [1, 3, 0, 2]),  # ties
+    ([1.0, 1.0 + 1e-15, 1.0 - 1e-15], [1, 0, 2]), ([1e-300, 0.0, -1e-300, 2e-300], [3, 0, 1, 2])])  # tiny gaps
+def test_policies_are_ranked_by_objective_and_ties_by_number(objectives: list[float], order: list[int]) -> None:
+    ranked = {policy: objectives[policy] for policy in reversed(range(len(objectives)))}  # the dict's order is nothing
+    assert rank(ranked, 0.3).order == order
+
+
+@pytest.mark.parametrize("num_policies", [*range(1, 21), 25, 30, 100])
+def test_the_fraction_is_rounded_up_and_nobody_is_both_best_and_worst(num_policies: int) -> None:
+    order = seeded().permutation(num_policies).tolist()
+    objectives = {policy: -float(place) for place, policy in enumerate(order)}
+    for percent in range(101):
+        count = -(-percent * num_policies // 100)  # in whole numbers: .28 * 25 = 7.000000000000001
+        worst = order[max(num_policies - count, count):]
+        assert rank(objectives, percent / 100) == (order, order[:count], worst), f"{percent} % of {num_policies}"
+
+
+@pytest.mark.parametrize(("donor", "own", "relative_gap", "absolute_gap", "better"), [
+    (8.0, 6.0, 0.25, 0.0, False), (8.0, 5.999, 0.25, 0.0, True),  # the relative gap, exactly and exceeded
+    (8.0, 6.0, 0.0, 2.0, False), (8.0, 5.999, 0.0, 2.0, True),  # the absolute one
+    (8.0, 5.0, 0.25, 4.0, False), (8.0, 5.0, 0.5, 2.0, False), (8.0, 5.0, 0.25, 2.0, True),  # both count
+    (-8.0, -10.0, 0.25, 0.0, False), (-8.0, -10.001, 0.25, 0.0, True), (-10.0, -20.0, 0.99, 1e-6, True),
+    (-10.0, -20.0, 1.0, 1e-6, False), (-20.0, -10.0, 0.0, 0.0, False), (-20.0, -10.0, 0.1, 1e-6, False),
+    (1.0, -1.0, 1.9, 1e-6, True), (1.0, -1.0, 2.0, 1e-6, False),  # on both sides of 0
+    (0.0, -1e-6, 0.1, 1e-6, False), (0.0, -2e-6, 0.1, 1e-6, True), (1e-7, 0.0, 0.1, 1e-6, False),  # 0 and tiny ones
+    (5.0, 5.0, 0.0, 0.0, False), (0.0, 0.0, 0.1, 1e-6, False), (-5.0, -5.0, 0.0, 0.0, False)])  # no gap
+def test_a_donor_must_exceed_both_gaps(
+        donor: float, own: float, relative_gap: float, absolute_gap: float, better: bool) -> None:
+    assert is_much_better(donor, own, relative_gap, absolute_gap) is better
+
+
+ASCENDING = {policy: 10.0 * policy for policy in range(10)}  # with fraction .3: 7 8 9 are best, 0 1 2 worst
+DESCENDING = {policy: -10.0 * policy for policy in range(10)}  # 0 1 2 are best, 7 8 9 worst
+CLOSE = {policy: 100.0 + policy for policy in range(10)}  # nobody is 10 % better than another
+EQUAL = dict.fromkeys(range(10), 1.0)  # 0 1 2 are best
+MIDDLING = {0: 5.0, 1: 9.0, 2: 1.0, 3: 4.0, 4: 6.0}  # 1 4 are best, 3 2 worst
+
+
+@pytest.mark.parametrize(("objectives", "policy", "donors", "mutated", "words"), [
+    (ASCENDING, 9, {None}, False, r"1 of 10, among the best"), (ASCENDING, 7, {None}, False, r"3 of 10, among"),
+    (ASCENDING, 6, {None}, True, r"4 of 10: it keeps"), (ASCENDING, 3, {None}, True, r"7 of 10: it keeps"),
+    (ASCENDING, 2, {7, 8, 9}, True, r"8 of 10, among the worst: .* copy of policy [789] \(objective [789]0\)"),
+    (ASCENDING, 0, {7, 8, 9}, False, r"10 of 10, among the worst: .* copy of policy [789]"),  # takes over, no mutation
+    (DESCENDING, 0, {None}, False, r"1 of 10, among the best"), (MIDDLING, 0, {None}, False, r"3 of 5: it keeps"),
+    (DESCENDING, 9, {0, 1, 2}, True, r"10 of 10, among the worst: .* copy of policy [012]"),
+    (CLOSE, 0, {None}, False, r"10 of 10, among the worst, but .* hardly better"),
+    (CLOSE, 1, {None}, True, r"9 of 10, among the worst, but policy [789] .* hardly better: it keeps"),
+    (EQUAL, 2, {None}, False, r"3 of 10, among the best"), (EQUAL, 9, {None}, True, r"among the worst, but .* hardly"),
+    ({4: 1.0, 6: 3.0}, 4, {6}, True, r"policy 4 \(objective 1\) is 2 of 2, among the worst"),  # those of one kind
+    ({3: 7.0}, 3, {None}, False, r"1 of 1, among the best")])
+def test_decisions(
+        objectives: dict[int, float], policy: int, donors: set[int | None], mutated: bool, words: str) -> None:
+    rng = seeded()
+    decisions = [decide(policy, objectives, rng, fraction=0.3, **GAPS) for _ in range(100)]
+    assert {decision.donor for decision in decisions} == donors
+    assert {(decision.policy, decision.mutate) for decision in decisions} == {(policy, mutated)}
+    for decision in decisions:
+        assert re.search(words, decision.words), decision.words
+
+
+def test_with_fraction_0_all_are_mutated_and_with_fraction_1_none() -> None:
+    for policy in range(1, 10):
+        assert decide(policy, ASCENDING, seeded(), fraction=0.0, **GAPS)[:3] == (policy, None, True)
+        assert decide(policy, ASCENDING, seeded(), fraction=1.0, **GAPS)[:3] == (policy, None, False)
+
+
+def test_donors_are_drawn_uniformly_from_the_best() -> None:
+    rng = seeded()
+    donors = [decide(1, ASCENDING, rng, fraction=0.4, **GAPS).donor for _ in range(8000)]
+    assert is_uniform(donors, [6, 7, 8, 9])
+
+
+def test_the_gap_counts_to_the_donor_that_was_drawn() -> None:
+    objectives, rng = {0: 100.0, 1: 10.5, 2: 10.0, 3: 9.9}, seeded()  # 1 is not 10 % better than 3
+    decisions = [decide(3, objectives, rng, fraction=0.5, **GAPS) for _ in range(4000)]
+    assert is_uniform([decision.donor for decision in decisions], [0, None])
+    assert all(decision.mutate for decision in decisions)
+
+
+# ---- what a mutation changes -------------------------------------------------------------------------------------
+
+
+def numbers(value: float | bool) -> dict[str, float | bool]:
+    return {str(i): value for i in range(N)}
+
+
+@pytest.mark.parametrize("optimize_gamma", [False, True])
+def test_hyperparameters_are_the_settings_of_the_command_line(optimize_gamma: bool) -> None:
+    cfg = Config(env="CartPole-v1", learning_rate=0.002, gamma=0.97, pbt_optimize_gamma=optimize_gamma)
+    assert hyperparameters(cfg) == {
+        "learning_rate": 0.002, "exploration_loss_coeff": 0.003, "value_loss_coeff": 0.5, "max_grad_norm": 4.0,
+        "ppo_clip_ratio": 0.1, "ppo_clip_value": 1.0} | ({"gamma": 0.97} if optimize_gamma else {})
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.15, 1.0])
+@pytest.mark.parametrize("value", [2.0, -3.0])
+def test_numbers_are_multiplied_or_divided_by_a_factor(rate: float, value: float) -> None:
+    mutated = mutate(numbers(value), numbers(value), seeded(), rate=rate, **FACTORS)
+    ratios = [number / value for number in mutated.values() if number != value]
+    assert len(mutated) == N
+    assert len(ratios) == N * rate if rate in (0, 1) else is_share(len(ratios), N, rate)
+    if rate:
+        ups, downs = [ratio for ratio in ratios if ratio > 1], [1 / ratio for ratio in ratios if ratio < 1]
+        assert is_share(len(ups), len(ratios), 0.5)
+        assert is_uniform_between(ups, 1.1, 1.5)
+        assert is_uniform_between(downs, 1.1, 1.5)
+
+
+@pytest.mark.parametrize("rate", [0.15, 1.0])
+@pytest.mark.parametrize("default", [1.0, 0.0, -2.0])
+def test_one_mutation_in_a_hundred_returns_to_the_default(rate: float, default: float) -> None:
+    mutated = mutate(numbers(2.0), numbers(default), seeded(), rate=rate, **FACTORS)
+    assert is_share(list(mutated.values()).count(default), N, rate * 0.01)
+
+
+@pytest.mark.parametrize("value", [False, True])
+@pytest.mark.parametrize("default", [False, True])
+def test_booleans_flip(value: bool, default: bool) -> None:
+    mutated = mutate(numbers(value), numbers(default), seeded(), rate=0.15, **FACTORS)
+    assert {type(flag) for flag in mutated.values()} == {bool}
+    assert is_share(list(mutated.values()).count(not value), N, 0.15)
+
+
+def test_gamma_changes_by_its_distance_from_1() -> None:
+    rng, gamma = seeded(), {"gamma": 0.99}
+    mutated = [mutate(gamma, gamma, rng, rate=1.0, limits=LIMITS, **FACTORS)["gamma"] for _ in range(10_000)]
+    ratios = [(1 - value) / (1 - 0.99) for value in mutated]
+    ups, downs = [ratio for ratio in ratios if ratio > 1], [1 / ratio for ratio in ratios if ratio < 1]
+    assert is_share(len(ups), 10_000, 0.5)
+    assert len(ups) + len(downs) == 10_000
+    assert is_uniform_between(ups, 1.01, 1.2)
+    assert is_uniform_between(downs, 1.01, 1.2)
+
+
+def test_a_reward_shaping_named_gamma_is_a_number_like_any_other() -> None:
+    value = mutate({"gamma": 0.99}, {"gamma": 0.99}, seeded(), rate=1.0, smallest=1.4, largest=1.4)["gamma"]
+    assert value in (pytest.approx(0.99 * 1.4), pytest.approx(0.99 / 1.4))
+
+
+def mutations(defaults: Mapping[str, Any], count: int, **options: Any) -> list[dict[str, Any]]:
+    """Mutate all numbers again and again."""
+    rng, all_values = seeded(), [dict(defaults)]
+    for _ in range(count):
+        all_values.append(mutate(all_values[-1], defaults, rng, rate=1.0, **options))
+    return all_values
+
+
+@pytest.mark.parametrize("settings", [
+    {},
+    {"gamma": 1.0, "learning_rate": 0.5, "ppo_clip_ratio": 5.0, "max_grad_norm": math.inf, "value_loss_coeff": 1e-9},
+    {"gamma": 0.9999999, "learning_rate": 1e-12, "exploration_loss_coeff": 7.0, "ppo_clip_value": 1e-5},
+    {"gamma": 0.1, "ppo_clip_ratio": 0.0, "max_grad_norm": 0.0, "value_loss_coeff": 0.0, "exploration_loss_coeff": 0.0},
+    {"gamma": 0.0, "ppo_clip_value": 0.0}], ids=["defaults", "large", "small", "off", "myopic"])
+@pytest.mark.parametrize("factors", [FACTORS, {"smallest": 1e9, "largest": 1e9}], ids=["usual", "huge"])
+def test_no_mutation_leaves_the_legal_range(settings: dict[str, float], factors: dict[str, float]) -> None:
+    defaults = hyperparameters(dataclasses.replace(CONFIG, **settings))
+    history = mutations(defaults, 10_000, limits=LIMITS, **factors)
+    for name, (low, high) in LIMITS.items():
+        values = [values[name] for values in history]
+        if defaults[name] == 0 and name != "gamma":
+            assert set(values) == {0.0}, "0 means off"
+        else:
+            assert min(low, defaults[name]) <= min(values), name
+            assert max(values) <= max(high, defaults[name]), name
+            assert len(set(values)) > 1 or defaults[name] in (0.0, 1.0, math.inf), "it did change"
+    for values in history:
+        dataclasses.replace(CONFIG, **values)
+
+
+@pytest.mark.parametrize(("name", "default", "values"), [
+    ("learning_rate", 0.5, (0.5, 0.5 / 1.3)), ("learning_rate", 1e-12, (1e-12, 1.3e-12)),
+    ("learning_rate", 0.09, (0.1, 0.09 / 1.3)), ("value_loss_coeff", 1.1e-4, (1e-4, 1.43e-4))])
+def test_limits_hold_and_a_default_beyond_them_widens_them(
+        name: str, default: float, values: tuple[float, float]) -> None:
+    options = {"rate": 1.0, "smallest": 1.3, "largest": 1.3, "limits": LIMITS}
+    mutated = {mutate({name: default}, {name: default}, seeded(seed), **options)[name] for seed in range(20)}
+    assert sorted(mutated) == pytest.approx(sorted(values))
+
+
+def test_reward_shaping_keeps_its_sign_and_a_finite_size() -> None:
+    defaults = {"kill": 1.0, "death": -0.5, "step": 0.0, "huge": 1e300, "tiny": -1e-300}
+    low, high = SHAPING_LIMITS
+    for options in (FACTORS, {"smallest": 1e20, "largest": 1e20}):
+        for values in mutations(defaults, 10_000, **options):
+            assert values["step"] == 0
+            assert low <= values["kill"] <= high
+            assert low <= -values["death"] <= high
+            assert low <= values["huge"] <= 1e300
+            assert 1e-300 <= -values["tiny"] <= high
+
+
+RANDOM: dict[str, Callable[[np.random.Generator], Any]] = {
+    "draw_policies": lambda rng: draw_policies(AGENTS, POLICIES, rng, mix=True),
+    "draw_snapshots": lambda rng: draw_snapshots([5, 5, 5], 0.5, rng),
+    "decide": lambda rng: decide(1, ASCENDING, rng, fraction=0.3, **GAPS),
+    "mutate": lambda rng: mutate({"a": 1.0, "b": True}, {"a": 1.0, "b": True}, rng, rate=0.5, **FACTORS),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_the_generator_alone_decides(name: str) -> None:
+    results = [[RANDOM[name](rng) for _ in range(20)] for rng in map(seeded, (1, 1, 2))]
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+
+
+def test_the_arguments_are_not_modified() -> None:
+    values, defaults = {"a": 1.0, "b": True, "c": 0.0}, {"a": 2.0, "b": False, "c": 0.0}
+    mutated = mutate(values, defaults, seeded(), rate=1.0, **FACTORS)
+    assert mutated != values == {"a": 1.0, "b": True, "c": 0.0}
+    assert defaults == {"a": 2.0, "b": False, "c": 0.0}
+    assert mutate(values, defaults, seeded(), rate=0.0, **FACTORS) is not values, "a mutation is a new dict"
+    objectives = dict(MIDDLING)
+    assert isinstance(decide(2, objectives, seeded(), fraction=0.3, **GAPS), Decision)
+    assert objectives == MIDDLING
+
+
+# ---- reward shaping ----------------------------------------------------------------------------------------------
+
+
+SHAPING = {"kill": 1, "death": -0.5, "alive": True, "weapons": {"pistol": (0.1, 2), "use": False, "none": {}},
+           "list": [np.float32(0.5), np.int64(-3), np.bool_(True), {"deep": [[7]]}], 3: np.uint8(4)}
+FLAT = {"kill": 1.0, "death": -0.5, "alive": True, "weapons/pistol/0": 0.1, "weapons/pistol/1": 2.0,
+        "weapons/use": False, "list/0": 0.5, "list/1": -3.0, "list/2": True, "list/3/deep/0/0": 7.0, "3": 4.0}
+
+
+@pytest.mark.parametrize(("shaping", "flat", "plain"), [  # plain: as it comes back, with numbers of Python
+    (SHAPING, FLAT, {"kill": 1.0, "death": -0.5, "alive": True,
+                     "weapons": {"pistol": (0.1, 2.0), "use": False, "none": {}},
+                     "list": [0.5, -3.0, True, {"deep": [[7.0]]}], 3: 4.0}),
+    ({}, {}, {}), ([], {}, []), (2, {"": 2.0}, 2.0), (True, {"": True}, True), ((1,), {"0": 1.0}, (1.0,))])
+def test_reward_shaping_becomes_flat_numbers_and_comes_back(shaping: Any, flat: dict[str, Any], plain: Any) -> None:
+    assert repr(flatten_shaping(shaping)) == repr(flat), "equal in values, types and order"
+    assert repr(unflatten_shaping(shaping, flat)) == repr(plain)
+
+
+def test_mutated_numbers_find_their_places() -> None:
+    mutated = {path: not value if isinstance(value, bool) else -value for path, value in reversed(FLAT.items())}
+    before = repr(SHAPING)
+    assert repr(unflatten_shaping(SHAPING, mutated)) == repr({
+        "kill": -1.0, "death": 0.5, "alive": False, "weapons": {"pistol": (-0.1, -2.0), "use": True, "none": {}},
+        "list": [-0.5, 3.0, False, {"deep": [[-7.0]]}], 3: -4.0})
+    assert repr(SHAPING) == before
+
+
+@pytest.mark.parametrize("leaf", [
+    "1.0", None, math.nan, math.inf, -math.inf, np.float32("nan"), np.float64("inf"), 1j, np.complex64(1),
+    np.ones(2), {1, 2}, len], ids=repr)
+def test_anything_else_in_a_reward_shaping_is_refused_by_its_path(leaf: Any) -> None:
+    for shaping, path in (({"a": 1, "b": {"c": [0, leaf]}}, "b/c/1"), ((leaf,), "0"), (leaf, "")):
+        with pytest.raises(UserError, match=rf"get_default_reward_shaping\(\).*'{path}' is"):
+            flatten_shaping(shaping)
+
+
+def test_all_environments_must_have_the_same_reward_shaping_keys() -> None:
+    check_shaping_keys({"a": 1.0, "b/c": True}, {"b/c": False, "a": 2.0})
+    check_shaping_keys({}, {})
+    with pytest.raises(UserError, match="'b/c' is missing"):
+        check_shaping_keys({"a": 1.0, "b/c": True, "d": 1.0}, {"a": 1.0})
+    with pytest.raises(UserError, match="'b/c' is new"):
+        check_shaping_keys({"a": 1.0}, {"a": 1.0, "d": 1.0, "b/c": True})

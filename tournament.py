@@ -1,0 +1,95 @@
+"""Policies that play each other: a matrix of results, and Elo ratings with confidence.
+
+An entry is a policy, an earlier version of one, or "random". In a game two entries share the agents of an environment:
+one plays the first, third, ... agent, the other the second, fourth, ...; in half of the games they change seats. Whose
+agents have the higher mean return has won. Used by `evaluate.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from evaluator import Player, RandomPlayer, play
+from vector_env import VectorEnv
+
+ELO_SCALE = 400 / np.log(10)  # points per unit of log odds
+VIRTUAL_DRAWS = 0.5  # added between each two entries, so that one that never loses has a finite rating
+MAX_ITERATIONS = 100
+
+MakePlayer = Callable[[VectorEnv, np.ndarray], Player | RandomPlayer]
+
+
+class Results(NamedTuple):
+    """Sums over the games of each two entries, [E, E]; row against column."""
+
+    points: np.ndarray  # 1 for a won game, 0.5 for a draw
+    games: np.ndarray
+
+
+def play_games(env: VectorEnv, first: MakePlayer, second: MakePlayer, num_games: int, seed: int) -> float:
+    """Play games between two entries; return the points of the first."""
+    num_agents = len(env.agents)
+    agents = np.arange(env.num_envs * num_agents)
+    swapped = agents // num_agents % 2 == 1  # in every other environment they change seats
+    is_first = (agents % num_agents % 2 == 0) != swapped
+    players = [first(env, agents[is_first]), second(env, agents[~is_first])]
+    points = 0.0
+    for episode in play(env, players, num_games, seed):
+        seats = is_first.reshape(env.num_envs, num_agents)[episode.env]
+        lead = episode.returns[seats].mean() - episode.returns[~seats].mean()
+        points += 0.5 + 0.5 * float(np.sign(lead))
+    return points
+
+
+def play_all(env: VectorEnv, entries: Sequence[MakePlayer], games_per_pair: int, seed: int) -> Results:
+    """Let every two entries play games against each other."""
+    shape = (len(entries), len(entries))
+    points, games = np.zeros(shape), np.zeros(shape)
+    for i in range(len(entries)):
+        for j in range(i):
+            points[i, j] = play_games(env, entries[i], entries[j], games_per_pair, seed)
+            points[j, i] = games_per_pair - points[i, j]
+            games[i, j] = games[j, i] = games_per_pair
+    return Results(points, games)
+
+
+def elo(results: Results) -> tuple[np.ndarray, np.ndarray]:
+    """Fit Elo ratings to results: the maximum likelihood of the Bradley-Terry model, a draw being half a won game.
+
+    Returns:
+        Ratings [E], their mean 0, and the half widths of their 95 % confidence intervals [E], from the inverse of the
+        Fisher information. An advantage of 400 points means 10 to 1.
+    """
+    num_entries = len(results.games)
+    others = ~np.eye(num_entries, dtype=bool)
+    games = results.games + 2 * VIRTUAL_DRAWS * others
+    points = results.points + VIRTUAL_DRAWS * others
+    ratings = np.zeros(num_entries)  # log odds
+    covariance = np.zeros((num_entries, num_entries))
+    for _ in range(MAX_ITERATIONS):
+        wins = 1 / (1 + np.exp(ratings[None] - ratings[:, None]))  # probability of row against column
+        gradient = (points - games * wins).sum(1)
+        spread = games * wins * (1 - wins)
+        information = np.diag(spread.sum(1)) - spread
+        covariance = np.linalg.pinv(information)  # singular: only differences of ratings matter
+        step = np.clip(covariance @ gradient, -2, 2)
+        ratings = ratings + step - step.mean()
+        if np.abs(step).max() < 1e-9:
+            break
+    return ratings * ELO_SCALE, 1.96 * np.sqrt(np.diag(covariance)) * ELO_SCALE
+
+
+def describe(names: Sequence[str], results: Results) -> str:
+    """Lay out the results as a text: the share of points of each row against each column, and the ratings."""
+    ratings, errors = elo(results)
+    order = np.argsort(-ratings, kind="stable")
+    width = max(len(name) for name in names)
+    numbers = {entry: str(place) for place, entry in enumerate(order, 1)}
+    lines = ["share of points of each row against each column (a draw is half a point):", ""]
+    lines.append(" " * (width + 5) + " ".join(f"{numbers[entry]:>5}" for entry in order) + "    Elo (95 %)")
+    for i in order:
+        shares = [f"{results.points[i, j] / results.games[i, j]:5.2f}" if i != j else "    -" for j in order]
+        lines.append(f"{numbers[i]:>3}  {names[i]:<{width}}" + " ".join(shares)
+                     + f"  {ratings[i]:6.0f} +- {errors[i]:.0f}")
+    return "\n".join(lines)

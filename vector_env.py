@@ -1,0 +1,316 @@
+"""The vector-environment contract: N environments of A agents each, stepped together, whatever their spaces.
+
+`VectorEnv` says what the rollout workers, the evaluator and `evaluate.py` rely on; `GymVectorEnv` keeps it for
+gymnasium (one agent), `multi_agent.py` for parallel environments. The M = N x A agents are numbered environment by
+environment. Agents with the same spaces are of one *kind*, nearly always all; observations and actions come kind by
+kind, as dicts of arrays and rows of numbers (`flat_spaces.py`).
+
+Environments reset in gymnasium's NEXT_STEP mode: the observation that comes with `terminated` or `truncated` is the
+episode's true final one; when no agent of an environment is left, the following step ignores all actions and returns
+the first observations of the next episode.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from config import UserError
+from flat_spaces import (
+    ACTION_MASK,
+    Observation,
+    action_leaves,
+    flatten_mask,
+    flatten_obs,
+    mask_size,
+    num_options,
+    obs_leaves,
+    unflatten_actions,
+)
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
+
+
+class EnvironmentFailure(RuntimeError):
+    """An environment raised an error or returned numbers that cannot be learned from."""
+
+
+class Step(NamedTuple):
+    """What one reset() or step() of all environments returned."""
+
+    obs: list[Observation]  # of each kind of agents, {leaf: [M of the kind, ...]}; valid until the next step
+    rewards: np.ndarray  # [M] float
+    terminated: np.ndarray  # [M] bool; with it or `truncated` an agent's episode ends, its observation is the final one
+    truncated: np.ndarray  # [M] bool
+    active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
+    begins: np.ndarray  # [N] bool: this step only reset the environment
+    objectives: np.ndarray  # [M] float: info["true_objective"], nan where there is none
+
+
+class AgentKind:
+    """Agents with the same spaces: converts between an environment's forms and arrays, and checks what comes."""
+
+    def __init__(self, name: str, space: spaces.Space, action_space: spaces.Space, index: np.ndarray,
+                 *, squash_actions: bool) -> None:
+        """Make the converter of the agents `index` [M of the kind] of an environment called `name`."""
+        self.name, self.index, self.action_space = name, index, action_space
+        self._space, self._squash = space, squash_actions
+        self._num_options = [n for leaf in action_leaves(action_space).values() for n in num_options(leaf)]
+        leaves = obs_leaves(space)
+        # the mask comes with the observation, or else with the info of the first reset
+        self.has_mask = leaves.pop(ACTION_MASK, None) is not None
+        if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in leaves):
+            raise UserError(f"{name}: observation '{ACTION_MASK}' is made of parts; give one array")
+        self.mask_in_info = False
+        self.obs_space = leaves
+        self._ranges = {name: limits for name, leaf in leaves.items() if (limits := storable_range(leaf)) is not None}
+        self._add_mask_space()
+
+    def expect_mask_in_info(self) -> None:
+        """Read action masks from infos from now on. Adds a leaf to `obs_space`."""
+        self.has_mask = self.mask_in_info = True
+        self._add_mask_space()
+
+    def _add_mask_space(self) -> None:
+        if self.has_mask:
+            if not self._num_options:
+                raise UserError(f"{self.name} gives action masks, but {self.action_space} has no choices to mask")
+            self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
+
+    def flatten(self, obs: Any) -> Observation:
+        """Convert a batch of observations in the form of the environment."""
+        return flatten_obs(self._space, obs)
+
+    def actions(self, rows: np.ndarray) -> Any:
+        """Convert rows of numbers into a batch of actions in the form of the environment."""
+        return unflatten_actions(self.action_space, rows, squash=self._squash)
+
+    def join_masks(self, given: Sequence[Any]) -> np.ndarray:
+        """Return action masks as [len(given), M] bool; None allows everything."""
+        size = mask_size(self.action_space)
+        masks = np.ones((len(given), size), bool)
+        for i, mask in enumerate(given):
+            if mask is None:
+                continue
+            if isinstance(mask, dict):
+                raise UserError(f"{self.name}: the action mask is a dict; give one array, or a tuple of arrays in the "
+                                "order of the choices")
+            flat = flatten_mask(mask)
+            if len(flat) != size:
+                raise UserError(f"{self.name}: an action mask has {len(flat)} entries, {self.action_space} has {size} "
+                                "options")
+            masks[i] = flat
+        return masks
+
+    def find_fault(self, obs: Observation) -> tuple[int, str] | None:
+        """Find an agent (by its place in the kind) whose observation cannot be learned from, and say why."""
+        for name, (low, high) in self._ranges.items():
+            if fault := out_of_range(f"observation '{name}'", obs[name], low, high):
+                return fault
+        begin = 0
+        for n in self._num_options if self.has_mask else ():
+            impossible = ~obs[ACTION_MASK][:, begin : begin + n].any(1)
+            if impossible.any():
+                return int(np.flatnonzero(impossible)[0]), "the action mask forbids every action"
+            begin += n
+        return None
+
+
+def out_of_range(what: str, value: np.ndarray, low: Any, high: Any) -> tuple[int, str] | None:
+    """Find the first entry of an array that is not within limits, and describe it."""
+    good = (value >= low) & (value <= high)  # False for nan
+    if good.all():
+        return None
+    i = int(np.flatnonzero(~good.reshape(len(value), -1).all(1))[0])
+    fault = "out of range" if np.isfinite(value[i]).all() else "not finite"
+    return i, f"{what} is {fault}: {str(value[i]).replace(chr(10), '')[:200]}"
+
+
+def storable_range(leaf: spaces.Space) -> tuple[Any, Any] | None:
+    """Return the least and largest value of a leaf that can be learned from; None when every one can."""
+    if isinstance(leaf, spaces.Discrete):
+        return 0, int(leaf.n) - 1
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return 0, leaf.nvec - 1
+    return (-FLOAT32_MAX, FLOAT32_MAX) if isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8 else None
+
+
+class VectorEnv:
+    """N environments of A agents. Owned by one rollout worker (or by an evaluation), in its process.
+
+    `reset` and `step` raise `EnvironmentFailure`, which names the environment, its seed and the step, for an
+    observation or reward that is not finite and for an action mask that forbids everything.
+    """
+
+    num_envs: int
+    agents: list[str]  # the names of the agents of one environment, [A]
+    kind_of_agent: list[int]  # [A]
+    kinds: list[AgentKind]
+    name: str
+    seed = num_steps = 0
+
+    def reset(self, seed: int) -> Step:
+        """Begin new episodes everywhere; environment i is seeded with seed + i. May add a mask to an `obs_space`."""
+        raise NotImplementedError
+
+    def step(self, actions: list[np.ndarray]) -> Step:
+        """Step all environments with actions [M of the kind, num_columns] float32 for each kind (`flat_spaces.py`)."""
+        raise NotImplementedError
+
+    def default_shaping(self) -> Any:
+        """Return the reward shaping that the environment offers to population-based training; None: it has none."""
+        return None
+
+    def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
+        """Give an agent of an environment another reward shaping."""
+
+    def render(self) -> np.ndarray:
+        """Return the picture of the first environment, [H, W, 3] uint8."""
+        raise NotImplementedError
+
+    @property
+    def frames_per_sec(self) -> float:
+        """Return how many simulator frames a person would see in a second."""
+        return 30.0
+
+    def close(self) -> None:
+        """Free what the environments hold."""
+
+    def _checked(self, step: Step) -> Step:
+        if fault := out_of_range("reward", step.rewards, -FLOAT32_MAX, FLOAT32_MAX):
+            self._fail(*fault)
+        for kind, obs in zip(self.kinds, step.obs, strict=True):
+            if fault := kind.find_fault(obs):
+                self._fail(kind.index[fault[0]], fault[1])
+        return step
+
+    def _fail(self, agent: int, what: str) -> None:
+        env, agent = divmod(int(agent), len(self.agents))
+        who = f", agent {self.agents[agent]}" if len(self.agents) > 1 else ""
+        raise EnvironmentFailure(f"{self.name}, seed {self.seed + env}, step {self.num_steps}{who}: {what}")
+
+
+class EnvInfo(NamedTuple):
+    """What is known of one environment before the run begins."""
+
+    agents: list[str]  # [A]
+    kind_of_agent: list[int]  # [A]
+    kinds: list[tuple[dict[str, spaces.Space], spaces.Space]]  # observation leaves and action space of each kind
+    shaping: Any  # the default reward shaping, or None
+
+
+def describe(env: VectorEnv) -> EnvInfo:
+    """Describe environments that were reset (an action mask may only show then)."""
+    return EnvInfo(env.agents, env.kind_of_agent, [(kind.obs_space, kind.action_space) for kind in env.kinds],
+                   env.default_shaping())
+
+
+class GymVectorEnv(VectorEnv):
+    """A gymnasium vector environment: one agent in each environment."""
+
+    def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False) -> None:
+        mode = env.metadata.get("autoreset_mode")
+        if mode != AutoresetMode.NEXT_STEP:
+            raise UserError(f"the vector environment resets in mode {mode}; NEXT_STEP is needed")
+        self._env, self.name = env, name
+        self.num_envs = env.num_envs
+        self.agents, self.kind_of_agent = ["agent"], [0]
+        self.kind = AgentKind(name, env.single_observation_space, env.single_action_space, np.arange(env.num_envs),
+                              squash_actions=squash_actions)
+        self.kinds = [self.kind]
+        self._over = np.zeros(env.num_envs, bool)
+
+    def reset(self, seed: int) -> Step:
+        self.seed, self.num_steps = seed, 0
+        obs, info = self._env.reset(seed=seed)
+        if ACTION_MASK in info and not self.kind.has_mask:
+            self.kind.expect_mask_in_info()
+        self._over = np.zeros(self.num_envs, bool)
+        no = self._over
+        return self._step(obs, np.zeros(self.num_envs), no, no, ~no, info)
+
+    def step(self, actions: list[np.ndarray]) -> Step:
+        self.num_steps += 1
+        obs, rewards, terminated, truncated, info = self._env.step(self.kind.actions(actions[0]))
+        if ACTION_MASK in info and not self.kind.has_mask:
+            raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
+                            "give it in both")
+        begins, self._over = self._over, terminated | truncated
+        return self._step(obs, rewards, terminated, truncated, begins, info)
+
+    def _step(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, begins: np.ndarray,
+              info: dict[str, Any]) -> Step:
+        over = terminated | truncated
+        flat = self.kind.flatten(obs)
+        if self.kind.has_mask:
+            flat[ACTION_MASK] = self.kind.join_masks(self._masks(info if self.kind.mask_in_info else flat))
+            flat[ACTION_MASK][over] = True  # no action follows
+        objectives = np.full(self.num_envs, np.nan)
+        if TRUE_OBJECTIVE in info:
+            objectives = np.where(info[f"_{TRUE_OBJECTIVE}"], info[TRUE_OBJECTIVE], np.nan)
+        return self._checked(Step([flat], rewards, terminated, truncated, ~over, begins, objectives))
+
+    def _masks(self, source: dict[str, Any]) -> list[Any]:
+        """List the action masks in a batch of observations or infos; None where there is none."""
+        given = source.get(ACTION_MASK, [None] * self.num_envs)
+        if isinstance(given, dict):
+            return [given]  # refused
+        there = source.get(f"_{ACTION_MASK}", np.full(self.num_envs, ACTION_MASK in source))
+        return [given[i] if there[i] else None for i in range(self.num_envs)]
+
+    def default_shaping(self) -> Any:
+        env = next(iter(getattr(self._env, "envs", ())), None)
+        if env is None or not env.has_wrapper_attr("get_default_reward_shaping"):
+            return None
+        return env.get_wrapper_attr("get_default_reward_shaping")()
+
+    def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
+        self._env.envs[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)
+
+    def render(self) -> np.ndarray:
+        return np.asarray(self._env.render()[0])
+
+    @property
+    def frames_per_sec(self) -> float:
+        return self._env.metadata.get("render_fps") or 30.0
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class NameFailures(gym.Wrapper):
+    """Says which environment it was, with which seed and in which step, when reset() or step() raises."""
+
+    def __init__(self, env: gym.Env, name: str) -> None:
+        super().__init__(env)
+        self._name, self._first_seed, self._num_steps = name, None, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._first_seed, self._num_steps = seed, 0
+        else:
+            self._num_steps += 1
+        return self._call("reset", lambda: self.env.reset(seed=seed, options=options))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        return self._call("step", lambda: self.env.step(action))
+
+    def _call(self, what: str, function: Callable[[], tuple]) -> tuple:
+        with naming_failures(self._name, self._first_seed, self._num_steps, what):
+            return function()
+
+
+@contextlib.contextmanager
+def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> Any:
+    """Turn whatever an environment raises into an `EnvironmentFailure` that says where it happened."""
+    try:
+        yield
+    except Exception as error:
+        raise EnvironmentFailure(f"{name}, seed {seed}, step {num_steps}: {what}() raised {type(error).__name__}: "
+                                 f"{error}") from error

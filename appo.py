@@ -39,7 +39,7 @@ import checkpoint
 from config import Config, UserError, cpu_cores, find_function, load_saved, make_config, reference, run_dir_of
 from envs import make_vector_env, profile
 from evaluator import Evaluator
-from learner import Learner
+from learner import CPU_BYTES_PER_PASS, Learner
 from model import body_dtype, choose_device, make_model
 from pbt import Decision, kinds_by_mapping, kinds_of_policies
 from policy_worker import PolicyWorker
@@ -95,7 +95,8 @@ class APPO:
                                       for policy, kind in enumerate(kind_of_policy)), strict=True)
         check_num_slots(cfg, len(self.info.agents))
         self.memory_bytes = estimate_memory(cfg, self.info, kind_of_policy, models, self.devices)
-        check_memory(cfg, self.memory_bytes)
+        check_memory(cfg, self.memory_bytes, lambda count: estimate_memory(
+            cfg, self.info, kind_of_policy[:count], models[:count], self.devices[:count]))
         self.buffers = SharedBuffers(cfg, self.info, kind_of_policy, models, self.devices, context)
         # after everything that may be refused, since it may move or delete an old run
         self.run_dir_lock = prepare_run_dir(cfg)
@@ -114,6 +115,7 @@ class APPO:
         self.next_evaluation = 0  # env_steps
         self.moved: dict[str, tuple[int, float]] = {}  # each counter's value and when it last changed
         self.ended = False
+        self.records: Records | None = None
         try:
             self.population = Population(cfg, self.buffers, resumed=resumed) if cfg.with_pbt else None
             self._start(context, paths)
@@ -122,6 +124,8 @@ class APPO:
             self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start")
         except BaseException:
             self._kill()
+            if self.records is not None:
+                self.records.close_files()
             os.close(self.run_dir_lock)
             raise
         self.records.log(self._describe(models[0], resumed=resumed))
@@ -185,6 +189,8 @@ class APPO:
 
     def save(self) -> None:
         """Write a checkpoint of what has been learned from all trajectories finished so far."""
+        if self.population is not None:  # a replacement is not half done in the checkpoints
+            self._wait_until(lambda: not self.population.copying, "a donor did not save")
         for policy in range(self.cfg.num_policies):
             self._request_save(policy, SAVE_PERIODIC)
         self._wait_until(lambda: self.pending_saves == 0, "a learner did not save")
@@ -358,7 +364,12 @@ class APPO:
         counters = {}
         if sampling:
             counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps.tolist())}
-            counters |= {self._learner_name(policy): version for policy, version in enumerate(self.versions)}
+            for number, policy in enumerate(self.buffers.policies):
+                name = self._learner_name(number)
+                if policy.trajectories.empty():  # it has nothing to do: its policy may seldom be drawn
+                    self.moved.pop(name, None)
+                else:
+                    counters[name] = policy.weights.version
         if self.evaluating:
             counters["evaluator"] = int(self.buffers.evaluation_steps)
         for name, value in counters.items():
@@ -509,11 +520,12 @@ def start_context() -> Any:
 
 # measured: the supervisor with its server of processes, and a component without its model and its batches
 SUPERVISOR_BYTES, COMPONENT_BYTES = 340_000_000, 100_000_000
+ACTIVATIONS = 20  # bytes that a convolutional network keeps of each byte of a pass, of the Nature CNN in bfloat16
 
 
 def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module],
                     devices: Sequence[torch.device]) -> int:
-    """Estimate the bytes of memory of all processes, without what environments and activations take."""
+    """Estimate the bytes of memory of all processes, without what the environments take."""
     total = SUPERVISOR_BYTES
     slots = cfg.num_workers * cfg.num_envs_per_worker * len(info.agents)
     for kind, model, device in zip(kind_of_policy, models, devices, strict=True):
@@ -525,17 +537,19 @@ def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], model
             copies += cfg.self_play_snapshots * (1 + cfg.policy_workers_per_policy)
         if device.type == "cpu":
             total += copies * 4 * sum(tensor.numel() for tensor in model.state_dict().values())
+            if any(len(space.shape) == 3 for space in info.kinds[kind][0].values()):
+                total += ACTIVATIONS * CPU_BYTES_PER_PASS * cfg.learner_threads
     if not cfg.serial_mode:
-        total += (cfg.num_workers + cfg.num_policies * (1 + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
+        total += (cfg.num_workers + len(models) * (1 + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
     return total
 
 
-def check_memory(cfg: Config, needed: int) -> None:
-    """Raise `UserError` when a run needs more memory than the machine has left."""
+def check_memory(cfg: Config, needed: int, needed_by: Callable[[int], int]) -> None:
+    """Raise `UserError` when a run needs more memory than the machine has left; needed_by(P): with P policies."""
     available = psutil.virtual_memory().available
     if needed > available:
-        fewer = int(available / needed * cfg.num_policies)
-        cure = f"use --num_policies={fewer}, or lower" if fewer > 0 and cfg.num_policies > 1 else "lower"
+        fewer = [count for count in range(1, cfg.num_policies) if needed_by(count) <= available]
+        cure = f"use --num_policies={fewer[-1]}, or lower" if fewer else "lower"
         raise UserError(f"--num_policies={cfg.num_policies} needs about {needed / 1e9:.1f} GB of memory ({needed:,} "
                         f"bytes), {available / 1e9:.1f} GB are free; {cure} --num_envs_per_worker, --rollout or "
                         "--batch_size")

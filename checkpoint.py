@@ -40,7 +40,8 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
 
 def prune_checkpoints(folder: Path, keep: int, prefix: str = "checkpoint") -> None:
     """Delete all checkpoints with names of this prefix but the newest `keep`."""
-    for path in sorted(folder.glob(f"{prefix}_*.pt"))[:-keep]:
+    paths = sorted(folder.glob(f"{prefix}_*.pt"))
+    for path in paths[:max(len(paths) - keep, 0)]:
         path.unlink()
 
 

@@ -93,6 +93,8 @@ class Learner:
             self.configure()
         if resume_from is not None:
             self.load_state_dict(checkpoint.load_checkpoint(resume_from))
+        else:
+            checkpoint.prune_checkpoints(self.folder, 0, "snapshot")  # of a run that ended before it could be resumed
         # env_steps of the policy; the first opponent is its beginning, a resumed run has some already
         self.next_snapshot = self.snapshot_after() if self.shared.weights.num_snapshots else 0
         self.take_snapshot()
@@ -142,9 +144,11 @@ class Learner:
         """Take over this policy's settings from the supervisor (population-based training)."""
         names = hyperparameters(self.cfg)
         values = dict(zip(names, self.buffers.settings[self.policy].tolist(), strict=True))
-        if values["learning_rate"] != self.cfg.learning_rate:
-            self.learning_rate = values["learning_rate"]
+        is_new = values["learning_rate"] != self.cfg.learning_rate
         self.cfg = dataclasses.replace(self.cfg, **values)
+        if is_new:
+            decays = self.cfg.lr_schedule == "linear_decay"
+            self.learning_rate = self.linear_rate() if decays else self.cfg.learning_rate
 
     def copy_policy(self, donor: int) -> None:
         """Take over the weights and the optimizer that another policy has saved.

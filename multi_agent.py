@@ -28,6 +28,7 @@ from flat_spaces import ACTION_MASK, flatten_mask
 from vector_env import TRUE_OBJECTIVE, AgentKind, EnvironmentFailure, Step, VectorEnv, naming_failures
 
 PREFIX = "pettingzoo:"
+EXAMPLE = f"{PREFIX}mpe2.simple_spread_v3"
 
 
 def pettingzoo_maker(env_id: str) -> Callable[..., Any]:
@@ -36,6 +37,8 @@ def pettingzoo_maker(env_id: str) -> Callable[..., Any]:
     MODULE may leave out its leading "pettingzoo.".
     """
     name = env_id.removeprefix(PREFIX)
+    if name.strip(".") != name or not name:
+        raise UserError(f"--env={env_id} names no module; name one as in {EXAMPLE}")
     module = _import_module(env_id, name)
     if hasattr(module, "parallel_env"):
         return module.parallel_env
@@ -43,8 +46,7 @@ def pettingzoo_maker(env_id: str) -> Callable[..., Any]:
         from pettingzoo.utils.conversions import turn_based_aec_to_parallel  # noqa: PLC0415  optional package
 
         return lambda **kwargs: turn_based_aec_to_parallel(module.env(**kwargs))
-    raise UserError(f"--env={env_id}: module '{name}' has neither parallel_env nor env; name one as in "
-                    f"{PREFIX}mpe2.simple_spread_v3")
+    raise UserError(f"--env={env_id}: module '{name}' has neither parallel_env nor env; name one as in {EXAMPLE}")
 
 
 def _import_module(env_id: str, name: str) -> ModuleType:
@@ -53,13 +55,20 @@ def _import_module(env_id: str, name: str) -> ModuleType:
         try:
             return importlib.import_module(candidate)
         except ModuleNotFoundError as error:
+            if not f"{candidate}.".startswith(f"{error.name}."):  # the game is there, but not something that it needs
+                raise UserError(f"--env={env_id}: there is no module '{error.name}'; pip install {error.name}"
+                                ) from error
             missing.append(error.name)
         except ImportError as error:
             raise UserError(f"--env={env_id}: module '{candidate}' cannot be imported: {error}") from error
     root = name.split(".", maxsplit=1)[0]
-    package = missing[0] if missing[0] != name and not name.startswith(missing[0]) else (
-        "pettingzoo" if "pettingzoo" in (root, missing[1]) else root)
-    raise UserError(f"--env={env_id}: there is no module '{missing[0]}'; pip install {package}, or check the name")
+    if missing[0] != root:
+        raise UserError(f"--env={env_id}: there is no module '{missing[0]}'; check the name")
+    if missing[1] == "pettingzoo":
+        raise UserError(f"--env={env_id}: there is no module '{root}'; pip install pettingzoo, or pip install {root}")
+    if missing[1] == f"pettingzoo.{root}":
+        raise UserError(f"--env={env_id}: there is no module '{root}'; pip install {root}, or check the name")
+    raise UserError(f"--env={env_id}: there is no module '{missing[1]}'; check the name")
 
 
 def is_parallel(env: Any) -> bool:
@@ -93,6 +102,7 @@ class ParallelVectorEnv(VectorEnv):
             self._place[kind.index] = np.arange(len(kind.index))
         self._number = {agent: i for i, agent in enumerate(first.possible_agents)}
         self._live: list[list[Any]] = [[] for _ in self._envs]  # agents whose episodes go on
+        self._ended: list[set[Any]] = [set() for _ in self._envs]  # agents whose episodes are over
         self._active = np.zeros(len(kinds), bool)
         self._obs: list[dict[str, np.ndarray]] = []  # the last observation of every agent, by kind
 
@@ -136,10 +146,7 @@ class ParallelVectorEnv(VectorEnv):
         if not obs:
             raise EnvironmentFailure(f"{self.name}, seed {self.seed + i}, step {self.num_steps}: reset() returned no "
                                      "observation")
-        present = getattr(self._envs[i], "agents", None) or obs
-        self._live[i] = [agent for agent in self._number if agent in present]
-        for agent in obs:
-            self._number_of(agent, i)
+        self._live[i], self._ended[i] = [], set()
         return obs, infos
 
     def _gather(self, results: list[tuple], begins: np.ndarray) -> Step:
@@ -149,7 +156,7 @@ class ParallelVectorEnv(VectorEnv):
         terminated, truncated, active = (np.zeros(num_agents, bool) for _ in range(3))
         seen: list[list[tuple[int, Any, Any]]] = [[] for _ in self.kinds]  # (place in the kind, obs, mask)
         for i, (obs, reward, ended, cut, infos) in enumerate(results):
-            first, live = i * len(self.agents), self._live[i]
+            first, live = i * len(self.agents), self._find_live(i, obs)
             for agent in live:
                 m = first + self._number[agent]
                 info = infos.get(agent) or {}
@@ -158,7 +165,7 @@ class ParallelVectorEnv(VectorEnv):
                 objectives[m] = info.get(TRUE_OBJECTIVE, np.nan)
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
-                    mask = self._mask(self.kinds[kind_number], obs[agent], info)
+                    mask = self._read_mask(self.kinds[kind_number], obs[agent], info)
                     on_turn = info.get("is_active", True) and (mask is None or flatten_mask(mask).any())
                     active[m] = on_turn and not (terminated[m] or truncated[m])
                     seen[kind_number].append((self._place[m], obs[agent], mask if active[m] else None))
@@ -169,22 +176,29 @@ class ParallelVectorEnv(VectorEnv):
                     active[first + self._number[agent]] = False
                 left = []
             self._live[i] = left
+            self._ended[i].update(agent for agent in live if agent not in left)
         for kind_number, kind in enumerate(self.kinds):
             self._write(kind, self._pairs[kind_number][0], self._obs[kind_number], seen[kind_number])
         self._active = active
         return self._checked(Step(self._obs, rewards, terminated, truncated, active, begins, objectives))
 
-    def _number_of(self, agent: Any, i: int) -> int:
-        if agent not in self._number:
-            raise EnvironmentFailure(f"{self.name}, seed {self.seed + i}, step {self.num_steps}: agent {agent!r} is "
-                                     f"not among possible_agents {self.agents}")
-        return self._number[agent]
+    def _find_live(self, i: int, obs: dict[Any, Any]) -> list[Any]:
+        """List the agents of an environment whose episodes go on, also one that has just joined."""
+        for agent in obs:
+            if agent not in self._number:
+                raise EnvironmentFailure(f"{self.name}, seed {self.seed + i}, step {self.num_steps}: agent {agent!r} "
+                                         f"is not among possible_agents {self.agents}")
+        # where the environment lists its agents, that tells who has joined
+        present = {*self._live[i], *(getattr(self._envs[i], "agents", None) or obs)}
+        return [agent for agent in self._number if agent in present and agent not in self._ended[i]]
 
-    @staticmethod
-    def _mask(kind: AgentKind, obs: Any, info: dict[str, Any]) -> Any:
-        if not kind.has_mask:
-            return None
-        return info.get(ACTION_MASK) if kind.mask_in_info else obs[ACTION_MASK]
+    def _read_mask(self, kind: AgentKind, obs: Any, info: dict[str, Any]) -> Any:
+        if kind.has_mask:
+            return info.get(ACTION_MASK) if kind.mask_in_info else obs[ACTION_MASK]
+        if ACTION_MASK in info:
+            raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
+                            "give it in both")
+        return None
 
     @staticmethod
     def _write(kind: AgentKind, space: spaces.Space, leaves: dict[str, np.ndarray],
@@ -198,12 +212,12 @@ class ParallelVectorEnv(VectorEnv):
         if kind.has_mask:
             flat[ACTION_MASK] = kind.join_masks([mask for _, _, mask in seen])
             leaves[ACTION_MASK][:] = 1  # of those that are missing
-        for name, value in flat.items():
-            leaves[name][places] = value
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+            for name, value in flat.items():
+                leaves[name][places] = value
 
-    def default_shaping(self) -> Any:
-        get = getattr(self._envs[0], "get_default_reward_shaping", None)
-        return get() if get is not None else None
+    def default_shapings(self) -> list[Any]:
+        return [env.get_default_reward_shaping() for env in self._envs if hasattr(env, "get_default_reward_shaping")]
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
         self._envs[env].set_reward_shaping(shaping, agent)

@@ -249,6 +249,15 @@ def unflatten_shaping(like: Any, flat: Mapping[str, float | bool], path: str = "
     return bool(flat[path]) if isinstance(like, (bool, np.bool_)) else float(flat[path])
 
 
+def check_shapings(expected: Mapping[str, Any], shapings: Sequence[Any], num_envs: int) -> None:
+    """Raise `UserError` when some environments offer another shaping than expected, or none."""
+    if len(shapings) < num_envs:
+        raise UserError(f"get_default_reward_shaping(): {num_envs - len(shapings)} of {num_envs} environments lack it; "
+                        "all must have it")
+    for shaping in shapings:
+        check_shaping_keys(expected, flatten_shaping(shaping))
+
+
 def check_shaping_keys(expected: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
     """Raise `UserError` when an environment's shaping has other keys than the others'."""
     for keys, words in ((expected.keys() - flat.keys(), "is missing"), (flat.keys() - expected.keys(), "is new")):

@@ -19,8 +19,10 @@ mpl.use("agg")  # a backend without a window
 
 from matplotlib import pyplot as plt
 
+from config import UserError, nearest
 from records import read_history
 
+FORMATS = ("png", "svg", "pdf", "jpg")
 LABELS = {"mean_return": "mean return of the last 100 episodes",
           "true_objective": "mean true objective of the last 100 episodes",
           "win_rate_vs_past": "share of the last 100 games won against the past"}
@@ -125,19 +127,34 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--population", action="store_true",
                         help="draw what population-based training did in one run instead")
     args = parser.parse_args(argv)
-    file = "population.jsonl" if args.population else "metrics.jsonl"
-    missing = [run_dir for run_dir in args.run_dirs if not (run_dir / file).is_file()]
-    if missing:
-        print(f"plot.py: {missing[0]} holds no {file}", file=sys.stderr)
+    try:
+        check(args)
+        if args.population:
+            draw_population(args.run_dirs[0], args.output)
+        else:
+            draw(args.run_dirs, args.output, args.goal, args.key)
+    except UserError as error:
+        print(f"plot.py: {error}", file=sys.stderr)
         return 2
-    if args.population and len(args.run_dirs) > 1:
-        print("plot.py: --population draws one run; name one", file=sys.stderr)
-        return 2
-    if args.population:
-        draw_population(args.run_dirs[0], args.output)
-    else:
-        draw(args.run_dirs, args.output, args.goal, args.key)
     return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise `UserError` when there is nothing to draw, or no place for the picture."""
+    file = "population.jsonl" if args.population else "metrics.jsonl"
+    for run_dir in args.run_dirs:
+        if not (run_dir / file).is_file() or not (run_dir / file).read_text().strip():
+            raise UserError(f"{run_dir} holds no {file}")
+    if args.population and len(args.run_dirs) > 1:
+        raise UserError("--population draws one run; name one")
+    rows = [row for run_dir in args.run_dirs if not args.population for row in read_rows(run_dir)]
+    keys = {key for row in rows for part in (row, *row.get("policies", ())) for key, value in part.items()
+            if isinstance(value, (int, float))}
+    if rows and args.key not in keys:
+        raise UserError(f"--key={args.key} is in no row of the metrics{nearest(args.key, keys)}")
+    if args.output.suffix[1:] not in FORMATS or not args.output.parent.is_dir():
+        raise UserError(f"{args.output} cannot be written; choose a file in a folder that exists, ending in "
+                        + ", ".join(f".{name}" for name in FORMATS))
 
 
 if __name__ == "__main__":

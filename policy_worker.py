@@ -9,6 +9,7 @@ Agents that play an earlier version, a snapshot, are a batch of their own.
 Read next: `model.py`.
 """
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,9 @@ class PolicyWorker:
         self.models: dict[int, tuple[nn.Module, int]] = {}  # the newest weights (CURRENT), snapshots; their versions
         self.fetch(CURRENT)
         # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
+        self.agent_policy, self.agent_snapshot, self.agent_slot, self.agent_t = (
+            tensor.numpy() for tensor in (buffers.agent_policy, buffers.agent_snapshot, buffers.agent_slot,
+                                          buffers.agent_t))  # [splits, M]
         self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories_of(policy).items()}
 
     def run(self) -> None:
@@ -55,15 +59,12 @@ class PolicyWorker:
         splits = [index for kind, index in messages if kind == SPLIT]
         if not splits:
             return
-        own = self.buffers.agent_policy[splits] == self.policy
-        slots = self.buffers.agent_slot[splits][own] - self.shared.first_slot  # [B]
-        t = self.buffers.agent_t[splits][own]
-        if not self.cfg.self_play_past_fraction:
-            self.act(CURRENT, slots, t)
-        else:
-            snapshots = self.buffers.agent_snapshot[splits][own]
-            for snapshot in snapshots.unique().tolist():
-                self.act(snapshot, slots[snapshots == snapshot], t[snapshots == snapshot])
+        own = self.agent_policy[splits] == self.policy
+        slots, t, snapshots = self.agent_slot[splits][own], self.agent_t[splits][own], self.agent_snapshot[splits][own]
+        slots -= self.shared.first_slot
+        for snapshot in np.unique(snapshots).tolist() if self.cfg.self_play_past_fraction else [CURRENT]:
+            chosen = snapshots == snapshot
+            self.act(snapshot, torch.from_numpy(slots[chosen]), torch.from_numpy(t[chosen]))
         for split in splits:
             self.buffers.inboxes[self.buffers.worker_of_split(split)].put((SPLIT, split))
 

@@ -13,6 +13,7 @@ Read next: `appo.py`.
 """
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 import pbt
-from config import Config, UserError
+from config import MAX_WORKERS, Config, UserError
 from records import read_history
 from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
 
@@ -34,22 +35,23 @@ class Population:
     def __init__(self, cfg: Config, buffers: SharedBuffers, *, resumed: bool) -> None:
         """Begin with one mutation of every policy but the first, or with what a resumed run has saved."""
         self.cfg, self.buffers = cfg, buffers
-        self.rng = np.random.default_rng((cfg.seed, 1))
         self.default_settings = pbt.hyperparameters(cfg)
         self.default_shaping = pbt.flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
         self.settings = [self.default_settings] * cfg.num_policies
         self.shaping = [self.default_shaping] * cfg.num_policies
-        self.last_update = [0] * cfg.num_policies
+        self.last_update: dict[int, int] = {}  # env_steps of each policy
         self.copying: dict[int, int] = {}  # policies that wait for their donor to save itself
         self.history = cfg.run_dir / "population.jsonl"
-        if resumed:
-            self._load()
-        else:
-            for policy in range(1, cfg.num_policies):
-                self._mutate(policy, policy)
+        if not resumed:
+            self.history.unlink(missing_ok=True)  # of a run that ended before it could be resumed
+        num_events = len(read_history(cfg.run_dir))
+        self.rng = np.random.default_rng((cfg.seed, MAX_WORKERS, num_events))  # not as the rollout workers'
+        known = self._load()
         for policy in range(cfg.num_policies):
+            if policy not in known and policy != 0:
+                self._mutate(policy, policy)
             self._publish(policy)
-            if not resumed:
+            if policy not in known:
                 self._record(policy, 0, None, pbt.Decision(policy, None, policy != 0, f"policy {policy} begins"))
 
     # ---- rules ---------------------------------------------------------------------------------------------------
@@ -86,7 +88,6 @@ class Population:
             elif changes:
                 self._publish(policy)
                 self._send(policy, (CONFIGURE, 0))
-            self.last_update[policy] = steps[policy]
             self._record(policy, steps[policy], objectives[policy], decision)
             decisions.append(decision)
         return decisions
@@ -131,29 +132,31 @@ class Population:
                         pbt.unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
 
     def _record(self, policy: int, steps: int, objective: float | None, decision: pbt.Decision) -> None:
+        self.last_update[policy] = steps
         event = {"policy": policy, "policy_steps": steps, "env_steps": int(self.buffers.env_steps.sum()),
                  "objective": objective, "donor": decision.donor, "words": decision.words, **self.numbers(policy)}
         with self.history.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+            file.write(json.dumps(_finite(event)) + "\n")
 
-    def _load(self) -> None:
-        """Read the state of a resumed run. A policy that it did not have begins with the defaults.
+    def _load(self) -> set[int]:
+        """Read the state of a resumed run; return the policies that it had.
 
         Raises `UserError` when a file is damaged, or the environment's shaping has other keys now.
         """
-        for policy in range(self.cfg.num_policies):
+        for event in read_history(self.cfg.run_dir):
+            self.last_update[event["policy"]] = event["policy_steps"]
+        known = {policy for policy in self.last_update if policy < self.cfg.num_policies}
+        for policy in known:
             settings = _read_json(_settings_path(self.cfg.run_dir, policy))
             if settings is not None:
-                self.settings[policy] = {name: settings.get(name, default)
+                self.settings[policy] = {name: float(settings.get(name, default))
                                          for name, default in self.default_settings.items()}
             shaping = _read_json(_shaping_path(self.cfg.run_dir, policy)) if self.default_shaping else None
             if shaping is not None:
                 flat = pbt.flatten_shaping(shaping)
                 pbt.check_shaping_keys(self.default_shaping, flat)
                 self.shaping[policy] = {name: flat[name] for name in self.default_shaping}
-        for event in read_history(self.cfg.run_dir):
-            if event["policy"] < self.cfg.num_policies:
-                self.last_update[event["policy"]] = event["policy_steps"]
+        return known
 
 
 def _settings_path(run_dir: Path, policy: int) -> Path:
@@ -164,9 +167,14 @@ def _shaping_path(run_dir: Path, policy: int) -> Path:
     return run_dir / f"policy_{policy:02}_reward_shaping.json"
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _finite(numbers: Numbers) -> Numbers:
+    """Write infinity, which JSON does not have, as "inf"."""
+    return {name: "inf" if value == math.inf else value for name, value in numbers.items()}
+
+
+def _write_json(path: Path, value: Numbers) -> None:
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.write_text(json.dumps(_finite(value), indent=2) + "\n")
     os.replace(temporary, path)
 
 

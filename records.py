@@ -357,6 +357,10 @@ class Records:
         mean = ", ".join(means)
         self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, mean return {mean}, "
                  f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Close every file."""
         self.metrics.close()
         for policy in self.policies:
             policy.tensorboard.close()

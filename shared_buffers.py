@@ -235,7 +235,7 @@ class SharedBuffers:
             return torch.zeros(shape, dtype=dtype).share_memory_()
 
         self.agent_policy = shared(cfg.num_splits, agents_per_split).fill_(IDLE)  # IDLE: awaits no action
-        self.agent_snapshot = shared(cfg.num_splits, agents_per_split)
+        self.agent_snapshot = shared(cfg.num_splits, agents_per_split).fill_(CURRENT)
         self.agent_slot = shared(cfg.num_splits, agents_per_split)
         self.agent_t = shared(cfg.num_splits, agents_per_split)
         # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first

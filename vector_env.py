@@ -162,9 +162,10 @@ class VectorEnv:
         """Step all environments with actions [M of the kind, num_columns] float32 for each kind (`flat_spaces.py`)."""
         raise NotImplementedError
 
-    def default_shaping(self) -> Any:
-        """Return the reward shaping that the environment offers to population-based training; None: it has none."""
-        return None
+    def default_shapings(self) -> list[Any]:
+        """Return the reward shaping that each environment offers to population-based training; empty: they have none.
+        """
+        return []
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
         """Give an agent of an environment another reward shaping."""
@@ -207,7 +208,7 @@ class EnvInfo(NamedTuple):
 def describe(env: VectorEnv) -> EnvInfo:
     """Describe environments that were reset (an action mask may only show then)."""
     return EnvInfo(env.agents, env.kind_of_agent, [(kind.obs_space, kind.action_space) for kind in env.kinds],
-                   env.default_shaping())
+                   next(iter(env.default_shapings()), None))
 
 
 class GymVectorEnv(VectorEnv):
@@ -263,11 +264,9 @@ class GymVectorEnv(VectorEnv):
         there = source.get(f"_{ACTION_MASK}", np.full(self.num_envs, ACTION_MASK in source))
         return [given[i] if there[i] else None for i in range(self.num_envs)]
 
-    def default_shaping(self) -> Any:
-        env = next(iter(getattr(self._env, "envs", ())), None)
-        if env is None or not env.has_wrapper_attr("get_default_reward_shaping"):
-            return None
-        return env.get_wrapper_attr("get_default_reward_shaping")()
+    def default_shapings(self) -> list[Any]:
+        return [env.get_wrapper_attr("get_default_reward_shaping")() for env in getattr(self._env, "envs", ())
+                if env.has_wrapper_attr("get_default_reward_shaping")]
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
         self._env.envs[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)

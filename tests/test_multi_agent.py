@@ -1,0 +1,776 @@
+"""Environments of several agents behind the vector-environment contract, on tapes that are known in advance."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import counting_agents
+import numpy as np
+import pytest
+from counting_agents import CountingAgents, Script
+from gymnasium import spaces
+
+import envs
+from config import UserError, make_config
+from envs import make_vector_env
+from multi_agent import ParallelVectorEnv, is_parallel, pettingzoo_maker
+from vector_env import EnvironmentFailure, Step, describe
+
+NAME = "tape"
+NUMBER, CHOICE = spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(3)
+NONE: Mapping[Any, Any] = MappingProxyType({})
+
+
+class Frame(NamedTuple):
+    """What a reset or a step returns, {agent: value}; the observation of an agent is a number."""
+
+    obs: dict[Any, Any]
+    rewards: Mapping[Any, float] = NONE
+    terminated: tuple = ()
+    truncated: tuple = ()
+    infos: Mapping[Any, Any] = NONE
+
+
+class Tape:
+    """Plays episodes that are known in advance, lists of frames, and keeps what it is called with."""
+
+    def __init__(self, *episodes: list[Frame], agents: tuple = ("ann", "bob"),
+                 space: Any = NUMBER, action_space: Any = CHOICE) -> None:
+        self.possible_agents, self.space, self.act = list(agents), space, action_space
+        self.episodes, self.frames = iter(episodes), iter(())
+        self.agents: list[Any] = []
+        self.seeds: list[int | None] = []
+        self.actions: list[dict[Any, Any]] = []
+
+    def observation_space(self, agent: Any) -> spaces.Space:
+        return self.space[agent] if isinstance(self.space, dict) else self.space
+
+    def action_space(self, agent: Any) -> spaces.Space:
+        return self.act[agent] if isinstance(self.act, dict) else self.act
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+        self.seeds.append(seed)
+        self.frames = iter(next(self.episodes))
+        frame = next(self.frames)
+        self.agents = [agent for agent in self.possible_agents if agent in frame.obs]
+        return self.show(frame), frame.infos
+
+    def step(self, actions: dict[Any, Any]) -> tuple[dict, dict, dict, dict, dict]:
+        self.actions.append(actions)
+        frame = next(self.frames)
+        terminated, truncated = ({agent: agent in ended for agent in self.agents}
+                                 for ended in (frame.terminated, frame.truncated))
+        self.agents = [agent for agent in self.agents if not terminated[agent] and not truncated[agent]]
+        return self.show(frame), frame.rewards, terminated, truncated, frame.infos
+
+    def show(self, frame: Frame) -> dict[Any, Any]:
+        return {agent: np.array([value], np.float32) if isinstance(value, (int, float)) else value
+                for agent, value in frame.obs.items()}
+
+
+def make(*tapes: Any, **settings: Any) -> ParallelVectorEnv:
+    return ParallelVectorEnv(iter(tapes).__next__, len(tapes), NAME, **settings)
+
+
+def act(env: ParallelVectorEnv, value: float = 1.0) -> Step:
+    """Let all agents take the same action."""
+    columns = [sum(int(np.prod(leaf.shape)) for leaf in leaves_of(kind.action_space)) for kind in env.kinds]
+    return env.step([np.full((len(kind.index), n), value, np.float32)
+                     for kind, n in zip(env.kinds, columns, strict=True)])
+
+
+def leaves_of(space: spaces.Space) -> list[spaces.Space]:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [leaf for part in parts for leaf in leaves_of(part)]
+    return [space]
+
+
+def numbers(step: Step) -> list[float]:
+    return step.obs[0]["obs"][:, 0].tolist()
+
+
+GOING_ON = Frame({"ann": 5, "bob": 6})
+BEGIN = Frame({"ann": 1, "bob": 2})
+
+
+# ---- steps and episodes ----------------------------------------------------------------------------------------------
+
+
+def test_agents_are_numbered_environment_by_environment_and_grouped_by_their_spaces() -> None:
+    box, wide = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (3,), np.float32)
+    tapes = [Tape(agents=("a", "b", "c", "d"), space={"a": box, "b": wide, "c": box, "d": box},
+                  action_space={agent: spaces.Discrete(2 if agent == "d" else 3) for agent in "abcd"})
+             for _ in range(2)]
+    env = make(*tapes)
+    assert (env.agents, env.kind_of_agent, env.num_envs) == (["a", "b", "c", "d"], [0, 1, 0, 2], 2)
+    assert [kind.index.tolist() for kind in env.kinds] == [[0, 2, 4, 6], [1, 5], [3, 7]]
+    assert [kind.obs_space["obs"].shape for kind in env.kinds] == [(2,), (3,), (2,)]
+    assert [kind.action_space for kind in env.kinds] == [spaces.Discrete(3)] * 2 + [spaces.Discrete(2)]
+
+
+def test_equal_spaces_are_one_kind_though_they_are_different_objects() -> None:
+    env = make(CountingAgents(Script(num_agents=4)))
+    assert env.kind_of_agent == [0, 0, 0, 0]
+
+
+def test_agents_may_have_any_names() -> None:
+    env = make(Tape([Frame({3: 1, ("x", 1): 2}), Frame({3: 4})], agents=(3, ("x", 1))))
+    assert env.agents == ["3", "('x', 1)"]
+    assert numbers(env.reset(0)) == [1, 2]
+    assert numbers(act(env)) == [4, 2]
+
+
+def test_a_step_brings_observations_and_rewards_in_the_order_of_the_agents() -> None:
+    tapes = [Tape([Frame({"bob": 2, "ann": 1}), Frame({"bob": 6, "ann": 5}, {"bob": 0.6, "ann": 0.5})]),
+             Tape([Frame({"ann": 3, "bob": 4}), Frame({"ann": 7, "bob": 8}, {"bob": 0.8})])]
+    env = make(*tapes)
+    step = env.reset(0)
+    assert numbers(step) == [1, 2, 3, 4]
+    assert step.begins.all()
+    assert step.active.all()
+    assert not step.rewards.any()
+    step = act(env)
+    assert numbers(step) == [5, 6, 7, 8]
+    assert step.rewards.tolist() == [0.5, 0.6, 0.0, 0.8]
+    assert step.active.all()
+    assert not (step.begins.any() or step.terminated.any() or step.truncated.any())
+
+
+def test_the_first_reset_is_seeded_and_later_ones_go_on() -> None:
+    episode = [BEGIN, Frame({"ann": 3, "bob": 4}, terminated=("ann", "bob"))]
+    tapes = [Tape(*[episode] * 4) for _ in range(3)]
+    env = make(*tapes)
+    env.reset(40)
+    for _ in range(4):
+        act(env)
+    assert [tape.seeds for tape in tapes] == [[40, None, None], [41, None, None], [42, None, None]]
+    env.reset(7)
+    assert [tape.seeds[-1] for tape in tapes] == [7, 8, 9]
+
+
+def test_agents_leave_one_by_one_and_the_next_step_after_the_last_resets() -> None:
+    tape = Tape([Frame({"ann": 1, "bob": 2, "cid": 3}),
+                 Frame({"ann": 4, "bob": 5, "cid": 6}, {"ann": -1.0}, terminated=("ann",)),
+                 Frame({"bob": 7, "cid": 8}, {"bob": 1.0, "cid": 2.0}, truncated=("cid",)),
+                 Frame({"bob": 9}, {"bob": 3.0}, terminated=("bob",))],
+                [Frame({"ann": -1, "bob": -2, "cid": -3})], agents=("ann", "bob", "cid"))
+    env = make(tape)
+    env.reset(0)
+    step = act(env)
+    assert (step.terminated.tolist(), step.active.tolist()) == ([True, False, False], [False, True, True])
+    assert numbers(step) == [4, 5, 6]
+    step = act(env)
+    assert (step.truncated.tolist(), step.active.tolist()) == ([False, False, True], [False, True, False])
+    assert not step.terminated.any(), "ann is reported once"
+    assert step.rewards.tolist() == [0, 1, 2]
+    assert numbers(step) == [4, 7, 8], "an agent that is gone keeps its final observation"
+    step = act(env)
+    assert (step.terminated.tolist(), step.active.any()) == ([False, True, False], False)
+    assert not step.begins[0]
+    assert [list(actions) for actions in tape.actions] == [["ann", "bob", "cid"], ["bob", "cid"], ["bob"]]
+    step = act(env)
+    assert step.begins[0]
+    assert step.active.all()
+    assert numbers(step) == [-1, -2, -3]
+    assert not (step.rewards.any() or step.terminated.any() or step.truncated.any())
+    assert len(tape.actions) == 3, "a reset takes no actions"
+
+
+@pytest.mark.parametrize("kind", ["with agents", "without agents"])
+def test_an_agent_that_has_left_does_not_come_back_before_the_next_episode(kind: str) -> None:
+    ended = Frame({"ann": 3, "bob": 4}, {"ann": 1.0}, terminated=("ann",))
+    still_shown = Frame({"ann": 5, "bob": 6}, {"ann": 7.0, "bob": 8.0}, infos={"ann": {"true_objective": 9.0}})
+    tape = (Tape if kind == "with agents" else Plain)([BEGIN, ended, still_shown, still_shown])
+    env = make(tape)
+    env.reset(0)
+    assert act(env).terminated.tolist() == [True, False]
+    for _ in range(2):
+        step = act(env)
+        assert (step.active.tolist(), step.terminated.any()) == ([False, True], False)
+        assert step.rewards.tolist() == [0, 8]
+        assert np.isnan(step.objectives).all()
+    assert list(tape.actions[-1]) == ["bob"]
+
+
+def test_environments_begin_anew_each_at_its_own_time() -> None:
+    ended = Frame({"ann": 3, "bob": 4}, terminated=("ann", "bob"))
+    env = make(Tape(*[[BEGIN, ended]] * 3), Tape([BEGIN, GOING_ON, ended], [BEGIN, ended]))
+    env.reset(0)
+    begins = [act(env).begins.tolist() for _ in range(4)]
+    assert begins == [[False, False], [True, False], [False, True], [True, False]]
+
+
+@pytest.mark.parametrize("obs", [{}, {"ann": 5, "bob": 6}])
+def test_agents_that_vanish_with_the_episode_were_terminated(obs: dict[str, float]) -> None:
+    class Vanishing(Tape):
+        def step(self, actions: dict[Any, Any]) -> tuple[dict, dict, dict, dict, dict]:
+            result = super().step(actions)
+            self.agents = []
+            return result
+
+    env = make(Vanishing([BEGIN, Frame(obs, {"ann": 1.0, "bob": -1.0}, truncated=("bob",))], [BEGIN]))
+    env.reset(0)
+    step = act(env)
+    assert step.terminated.tolist() == [True, False]
+    assert step.truncated.tolist() == [False, True]
+    assert step.rewards.tolist() == [1, -1]
+    assert not step.active.any()
+    assert act(env).begins[0]
+
+
+def test_agents_may_miss_an_episode() -> None:
+    tape = Tape([Frame({"bob": 2}), Frame({"bob": 3}, terminated=("bob",))], [BEGIN])
+    env = make(tape)
+    step = env.reset(0)
+    assert (step.active.tolist(), numbers(step)) == ([False, True], [0, 2])
+    step = act(env)
+    assert (step.terminated.tolist(), step.active.tolist()) == ([False, True], [False, False])
+    assert tape.actions == [{"bob": 1}]
+    step = act(env)
+    assert step.begins[0]
+    assert step.active.all()
+
+
+def test_an_agent_without_observation_does_not_act_until_it_comes_back() -> None:
+    class Hidden(Tape):
+        agents: ClassVar = ["ann", "bob"]
+
+        def step(self, actions: dict[Any, Any]) -> tuple[dict, dict, dict, dict, dict]:
+            result = super().step(actions)
+            self.agents = ["ann", "bob"]
+            return result
+
+    tape = Hidden([BEGIN, Frame({"bob": 4}, {"ann": 0.5}), Frame({"ann": 5, "bob": 6}), GOING_ON])
+    env = make(tape)
+    env.reset(0)
+    step = act(env, 2)
+    assert step.active.tolist() == [False, True]
+    assert numbers(step) == [1, 4], "the last observation stays"
+    assert step.rewards.tolist() == [0.5, 0.0], "rewards come all the same"
+    step = act(env, 2)
+    assert step.active.all()
+    assert numbers(step) == [5, 6]
+    act(env, 2)
+    assert tape.actions == [{"ann": 2, "bob": 2}, {"ann": 0, "bob": 2}, {"ann": 2, "bob": 2}]
+
+
+class Plain(Tape):
+    """Has no list `agents` of those that are alive: only its flags say who has left."""
+
+    def __init__(self, *episodes: list[Frame], **given: Any) -> None:
+        super().__init__(*episodes, **given)
+        del self.agents
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+        result = super().reset(seed, options)
+        del self.agents
+        return result
+
+    def step(self, actions: dict[Any, Any]) -> tuple[dict, dict, dict, dict, dict]:
+        self.agents = self.possible_agents
+        result = super().step(actions)
+        del self.agents
+        return result
+
+
+def test_a_list_of_living_agents_is_not_needed() -> None:
+    tape = Plain([BEGIN, Frame({"ann": 3, "bob": 4}, terminated=("ann",)), Frame({"bob": 5}, truncated=("bob",))],
+                 [BEGIN])
+    env = make(tape)
+    env.reset(0)
+    assert act(env).active.tolist() == [False, True]
+    assert act(env).truncated.tolist() == [False, True]
+    assert act(env).begins[0]
+    assert [list(actions) for actions in tape.actions] == [["ann", "bob"], ["bob"]]
+
+
+@pytest.mark.parametrize("kind", [Tape, Plain])
+def test_an_agent_may_join_in_the_middle_of_an_episode(kind: type) -> None:
+    """PettingZoo's environments may generate agents; it does not act while it is missing, and then it does."""
+    class Growing(kind):
+        def step(self, actions: dict[Any, Any]) -> tuple[dict, dict, dict, dict, dict]:
+            result = super().step(actions)
+            if hasattr(self, "agents"):
+                self.agents = [agent for agent in self.possible_agents if agent in result[0]]
+            return result
+
+    tape = Growing([Frame({"bob": 2}), Frame({"ann": 3, "bob": 4}), GOING_ON])
+    env = make(tape)
+    assert env.reset(0).active.tolist() == [False, True]
+    step = act(env)
+    assert numbers(step) == [3, 4]
+    assert step.active.tolist() == [True, True]
+    act(env)
+    assert tape.actions == [{"bob": 1}, {"ann": 1, "bob": 1}]
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inactive", [False, np.False_, 0])
+def test_is_active_in_the_info(inactive: Any) -> None:
+    tape = Tape([Frame({"ann": 1, "bob": 2}, infos={"ann": {"is_active": inactive}}),
+                 Frame({"ann": 3, "bob": 4}, {"ann": 1.0},
+                       infos={"ann": {"is_active": True}, "bob": {"is_active": inactive}}),
+                 Frame({"ann": 5, "bob": 6}, terminated=("ann", "bob"), infos={"ann": {"is_active": True}})])
+    env = make(tape)
+    step = env.reset(0)
+    assert (step.active.tolist(), numbers(step)) == ([False, True], [1, 2])
+    step = act(env, 2)
+    assert (step.active.tolist(), step.rewards.tolist()) == ([True, False], [1, 0])
+    assert not act(env, 2).active.any(), "nobody acts after the end"
+    assert tape.actions == [{"ann": 0, "bob": 2}, {"ann": 2, "bob": 0}]
+
+
+MASKED = spaces.Dict({"obs": spaces.Box(-9, 9, (1,), np.float32), "action_mask": spaces.MultiBinary(3)})
+
+
+def masked(value: float, *mask: int) -> dict[str, np.ndarray]:
+    return {"obs": np.array([value], np.float32), "action_mask": np.array(mask, np.int8)}
+
+
+def test_masks_in_observations() -> None:
+    tape = Tape([Frame({"ann": masked(1, 1, 0, 1), "bob": masked(2, 0, 0, 0)}),
+                 Frame({"ann": masked(3, 0, 0, 0), "bob": masked(4, 0, 1, 0)}),
+                 Frame({"ann": masked(5, 0, 1, 0), "bob": masked(6, 0, 0, 0)}, terminated=("ann", "bob"))],
+                space=MASKED)
+    env = make(tape)
+    step = env.reset(0)
+    assert set(env.kinds[0].obs_space) == {"obs", "action_mask"}
+    assert step.active.tolist() == [True, False], "nothing allowed: not its turn"
+    assert step.obs[0]["action_mask"].tolist() == [[1, 0, 1], [1, 1, 1]]
+    step = act(env, 2)
+    assert step.active.tolist() == [False, True]
+    assert step.obs[0]["action_mask"].tolist() == [[1, 1, 1], [0, 1, 0]]
+    step = act(env)
+    assert not step.active.any()
+    assert step.obs[0]["action_mask"].all(), "no action follows"
+    assert tape.actions == [{"ann": 2, "bob": 0}, {"ann": 0, "bob": 1}]
+
+
+def test_masks_in_infos() -> None:
+    tape = Tape([Frame(BEGIN.obs, infos={"ann": {"action_mask": np.array([1, 0, 1])}, "bob": {}}),
+                 Frame(GOING_ON.obs, infos={"ann": {"action_mask": [0, 0, 0]}, "bob": {"action_mask": (0, 1, 1)}}),
+                 Frame({"ann": 7}, infos={"ann": {"action_mask": np.array([0, 1, 0], bool)}})])
+    env = make(tape)
+    step = env.reset(0)
+    assert set(env.kinds[0].obs_space) == set(describe(env).kinds[0][0]) == {"obs", "action_mask"}
+    assert step.obs[0]["action_mask"].tolist() == [[1, 0, 1], [1, 1, 1]], "without a mask everything is allowed"
+    assert step.active.all()
+    step = act(env)
+    assert step.active.tolist() == [False, True]
+    assert step.obs[0]["action_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
+    step = act(env)
+    assert step.active.tolist() == [True, False]
+    assert step.obs[0]["action_mask"].tolist() == [[0, 1, 0], [1, 1, 1]]
+
+
+def test_masks_of_several_choices() -> None:
+    """A mask that leaves no option of one choice only matters when an action follows."""
+    choices = spaces.MultiDiscrete([2, 3])
+    masks = {"ann": {"action_mask": (np.array([1, 0]), np.array([0, 1, 1]))}}
+    nothing = {"ann": {"action_mask": (np.array([1, 1]), np.array([0, 0, 0]))}}
+    env = make(Tape([Frame(BEGIN.obs, infos=masks), Frame({"ann": 3, "bob": 4}, terminated=("ann",), infos=nothing)],
+                    action_space=choices))
+    assert env.reset(0).obs[0]["action_mask"].tolist() == [[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
+    assert act(env).obs[0]["action_mask"].all()
+    env = make(Tape([Frame(BEGIN.obs, infos=masks), Frame(GOING_ON.obs, infos=nothing)], action_space=choices))
+    env.reset(30)
+    with pytest.raises(EnvironmentFailure, match="tape, seed 30, step 1, agent ann: the action mask forbids every"):
+        act(env)
+
+
+def test_masks_of_one_kind_of_agents_only() -> None:
+    space = {"ann": MASKED, "bob": spaces.Box(-9, 9, (1,), np.float32)}
+    env = make(Tape([Frame({"ann": masked(1, 0, 1, 1), "bob": 2})], space=space))
+    step = env.reset(0)
+    assert [set(kind.obs_space) for kind in env.kinds] == [{"obs", "action_mask"}, {"obs"}]
+    assert step.obs[0]["action_mask"].tolist() == [[0, 1, 1]]
+    assert step.active.all()
+
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("space", "row", "expected", "inactive"), [
+    (spaces.Discrete(3), [2], 2, 0),
+    (spaces.Discrete(3, start=-5), [2], -3, -5),
+    (spaces.MultiDiscrete([2, 3]), [1, 2], [1, 2], [0, 0]),
+    (spaces.MultiBinary(2), [0, 1], [0, 1], [0, 0]),
+    (spaces.Box(-2, 6, (2,), np.float32), [1, -1], [6, -2], [2, 2]),
+    (spaces.Dict({"go": spaces.Discrete(2), "aim": spaces.Box(0, 1, (1,), np.float64)}), [-1, 1],
+     {"aim": [0], "go": 1}, {"aim": [0.5], "go": 0}),
+    (spaces.Tuple((spaces.Discrete(2, start=1), spaces.Tuple((spaces.MultiBinary(1),)))), [0, 1],
+     (1, ([1],)), (1, ([0],))),
+], ids=str)
+def test_actions_come_in_the_form_of_the_environment(space: spaces.Space, row: list[float], expected: Any,
+                                                     inactive: Any) -> None:
+    tape = Tape([Frame({"ann": 1, "bob": 2, "cid": 3}, infos={"bob": {"is_active": False}}),
+                 Frame({"bob": 4}, terminated=("cid",)), GOING_ON], agents=("ann", "bob", "cid"), action_space=space)
+    env = make(tape)
+    env.reset(0)
+    env.step([np.array([row] * 3, np.float32)])
+    (actions,) = tape.actions
+    assert all(space.contains(action) for action in actions.values())
+    assert [plain(actions[agent]) for agent in ("ann", "bob", "cid")] == [expected, inactive, expected]
+    env.step([np.array([row] * 3, np.float32)])
+    assert list(tape.actions[-1]) == ["ann", "bob"]
+    assert [plain(action) for action in tape.actions[-1].values()] == [inactive, expected]
+
+
+def plain(action: Any) -> Any:
+    if isinstance(action, dict):
+        return {key: plain(part) for key, part in action.items()}
+    return tuple(map(plain, action)) if isinstance(action, tuple) else action.tolist()
+
+
+def test_every_agent_gets_its_own_action() -> None:
+    action_space = {"ann": spaces.Discrete(5), "bob": spaces.Box(-1, 1, (1,), np.float32), "cid": spaces.Discrete(5)}
+    frame = Frame({"ann": 1, "bob": 2, "cid": 3})
+    tapes = [Tape([frame, frame], agents=("ann", "bob", "cid"), action_space=action_space) for _ in range(2)]
+    env = make(*tapes)
+    env.reset(0)
+    env.step([np.array([[1], [2], [3], [4]], np.float32), np.array([[0.25], [0.75]], np.float32)])
+    assert tapes[0].actions == [{"ann": 1, "bob": 0.25, "cid": 2}]
+    assert tapes[1].actions == [{"ann": 3, "bob": 0.75, "cid": 4}]
+
+
+def test_squashed_actions() -> None:
+    tape = Tape([BEGIN, GOING_ON], action_space=spaces.Box(-2, 2, (1,), np.float32))
+    env = make(tape, squash_actions=True)
+    env.reset(0)
+    act(env, 1.0)
+    assert tape.actions[0]["ann"] == pytest.approx(2 * np.tanh(1))
+
+
+def test_what_was_computed_for_an_agent_that_does_not_act_is_ignored() -> None:
+    tape = Tape([Frame(BEGIN.obs, infos={"ann": {"is_active": False}}), GOING_ON])
+    env = make(tape)
+    env.reset(0)
+    env.step([np.array([[np.nan], [1]], np.float32)])
+    assert tape.actions == [{"ann": 0, "bob": 1}]
+
+
+# ---- observations ----------------------------------------------------------------------------------------------------
+
+
+def test_observations_of_every_form() -> None:
+    space = spaces.Dict({"eye": spaces.Box(0, 255, (4, 4, 3), np.uint8), "word": spaces.Text(9),
+                         "pair": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiBinary(2)))})
+    shown = [space.sample() for _ in range(4)]
+    env = make(*(Tape([Frame({"ann": shown[2 * i], "bob": shown[2 * i + 1]})], space=space) for i in range(2)))
+    (obs,) = env.reset(0).obs
+    assert set(obs) == {"eye", "word", "pair/0", "pair/1"}
+    assert obs["eye"].dtype == np.uint8
+    np.testing.assert_array_equal(obs["eye"], [one["eye"] for one in shown])
+    assert obs["pair/0"].tolist() == [one["pair"][0] - 1 for one in shown]
+    np.testing.assert_array_equal(obs["pair/1"], [one["pair"][1] for one in shown])
+
+
+# ---- infos -----------------------------------------------------------------------------------------------------------
+
+
+def test_true_objective() -> None:
+    tape = Tape([BEGIN, Frame(GOING_ON.obs, terminated=("ann",), infos={"ann": {"true_objective": 3.5}, "bob": {}}),
+                 Frame({"bob": 5}, terminated=("bob",), infos={"bob": {"true_objective": np.float32(-1)}})], [BEGIN])
+    env = make(tape)
+    assert np.isnan(env.reset(0).objectives).all()
+    np.testing.assert_array_equal(act(env).objectives, [3.5, np.nan])
+    np.testing.assert_array_equal(act(env).objectives, [np.nan, -1])
+    assert np.isnan(act(env).objectives).all()
+
+
+@pytest.mark.parametrize("infos", [{}, {"ann": None}])
+def test_infos_may_be_empty(infos: dict) -> None:
+    env = make(Tape([Frame(BEGIN.obs, infos=infos), Frame(GOING_ON.obs, infos=infos)]))
+    assert env.reset(0).active.all()
+    assert act(env).active.all()
+
+
+def test_reward_shaping_goes_through() -> None:
+    agents = [CountingAgents(), CountingAgents()]
+    env = make(*agents)
+    env.reset(0)
+    assert env.default_shapings() == [{"speed": 1.0, "care": 0.5}] * env.num_envs
+    assert describe(env).shaping == {"speed": 1.0, "care": 0.5}
+    env.set_shaping(1, 2, {"speed": 3.0})
+    assert (agents[0].shapings, agents[1].shapings) == ({}, {(2, 0): {"speed": 3.0}})
+    assert make(Tape()).default_shapings() == []
+
+
+def test_pictures_their_speed_and_the_end_go_through() -> None:
+    class Shown(CountingAgents):
+        closed = False
+
+        def render(self) -> list[list[int]]:
+            return [[self.number]]
+
+        def close(self) -> None:
+            self.closed = True
+
+    shown = [Shown(), Shown()]
+    env = make(*shown)
+    env.reset(5)
+    assert env.render().tolist() == [[5]]
+    assert (env.frames_per_sec, make(Tape()).frames_per_sec) == (7, 30)
+    env.close()
+    assert all(one.closed for one in shown)
+    make(Tape()).close()
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def nan_in(agent: str) -> dict[str, Any]:
+    return {"ann": 3, "bob": 4, agent: np.array([np.nan], np.float32)}
+
+
+@pytest.mark.parametrize(("frame", "what"), [
+    (Frame(nan_in("bob")), ", agent bob: observation 'obs' is not finite: [nan]"),
+    (Frame({"ann": 3, "bob": 4}, {"ann": np.inf}), ", agent ann: reward is not finite: inf"),
+    (Frame({"ann": 3, "bob": 4}, {"bob": -1e39}), ", agent bob: reward is out of range: -1e+39"),
+    (Frame({"ann": 3, "bob": 4, "eve": 5}), ": agent 'eve' is not among possible_agents ['ann', 'bob']"),
+])
+def test_failures_name_the_environment_its_seed_the_step_and_the_agent(frame: Frame, what: str) -> None:
+    healthy = Tape([BEGIN, *[GOING_ON] * 3])
+    env = make(healthy, Tape([BEGIN, GOING_ON, frame]))
+    env.reset(70)
+    act(env)
+    with pytest.raises(EnvironmentFailure) as failure:
+        act(env)
+    assert str(failure.value) == f"tape, seed 71, step 2{what}"
+
+
+@pytest.mark.parametrize(("frame", "what"), [
+    (Frame(nan_in("ann")), ", agent ann: observation 'obs' is not finite: [nan]"),
+    (Frame({}), ": reset() returned no observation"),
+    (Frame({"ann": 3, "eve": 5}), ": agent 'eve' is not among possible_agents ['ann', 'bob']"),
+])
+@pytest.mark.parametrize("first", [True, False])
+def test_failures_of_a_reset(frame: Frame, what: str, first: bool) -> None:
+    ended = [BEGIN, Frame({"ann": 3, "bob": 4}, terminated=("ann", "bob"))]
+    env = make(Tape([BEGIN, *[GOING_ON] * 3]), Tape(*[[frame]] if first else [ended, [frame]]))
+    with pytest.raises(EnvironmentFailure) as failure:
+        env.reset(70)
+        act(env)
+        act(env)
+    assert str(failure.value) == f"tape, seed 71, step {0 if first else 2}{what}"
+
+
+def test_what_an_environment_raises_is_named() -> None:
+    class Broken(Tape):
+        def step(self, actions: dict[Any, Any]) -> Any:
+            raise ValueError("the wheel came off")
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+            if seed == 8:
+                raise KeyError("no more levels")
+            return super().reset(seed, options)
+
+    env = make(Tape([BEGIN, GOING_ON], [BEGIN]), Broken([BEGIN]))
+    env.reset(1)
+    with pytest.raises(EnvironmentFailure, match=r"^tape, seed 2, step 1: step\(\) raised ValueError: the wheel came"):
+        act(env)
+    with pytest.raises(EnvironmentFailure, match=r"^tape, seed 8, step 0: reset\(\) raised KeyError: 'no more levels'"):
+        env.reset(7)
+
+
+def test_numbers_that_are_too_large_for_float32_are_named() -> None:
+    space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    env = make(Tape([BEGIN, Frame({"ann": np.array([1e300]), "bob": 1})], space=space))
+    env.reset(0)
+    with pytest.raises(EnvironmentFailure, match="tape, seed 0, step 1, agent ann: observation 'obs' is"):
+        act(env)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def refused(make: Callable[[], Any]) -> str:
+    """Return the one line with which something is refused."""
+    with pytest.raises(UserError) as error:
+        make()
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+def test_no_agents() -> None:
+    assert refused(lambda: make(Tape(agents=()))) == "tape: possible_agents is empty"
+
+
+@pytest.mark.parametrize("space", [None, 3, {"n": 3}])
+def test_spaces_that_are_no_spaces(space: Any) -> None:
+    spaces_of = {"ann": space, "bob": space}
+    assert refused(lambda: make(Tape(space=spaces_of))) == (
+        f"observation_space('ann') is {space!r}, not a gymnasium space")
+    assert refused(lambda: make(Tape(action_space=spaces_of))) == (
+        f"action_space('ann') is {space!r}, not a gymnasium space")
+
+
+def test_spaces_that_are_not_supported() -> None:
+    graph = spaces.Graph(spaces.Box(0, 1, (1,)), None)
+    assert "supported are Box" in refused(lambda: make(Tape(space=graph)))
+
+
+def test_a_mask_that_comes_too_late() -> None:
+    env = make(Tape([BEGIN, Frame(GOING_ON.obs, infos={"ann": {"action_mask": np.array([0, 1, 1])}})]))
+    env.reset(0)
+    assert "comes from step() but not from reset()" in refused(lambda: act(env))
+
+
+def test_masks_that_do_not_fit() -> None:
+    wrong = {"ann": {"action_mask": np.array([0, 1])}}
+    assert "an action mask has 2 entries" in refused(lambda: make(Tape([Frame(BEGIN.obs, infos=wrong)])).reset(0))
+    parts = {"ann": {"action_mask": {"go": np.array([0, 1, 1])}}}
+    assert "the action mask is a dict" in refused(lambda: make(Tape([Frame(BEGIN.obs, infos=parts)])).reset(0))
+    box = spaces.Box(-1, 1, (3,), np.float32)
+    assert "has no choices to mask" in refused(
+        lambda: make(Tape([Frame(BEGIN.obs, infos={"ann": {"action_mask": np.ones(3)}})], action_space=box)).reset(0))
+
+
+def test_resizing_is_refused() -> None:
+    cfg = make_config({"env": "test_multi_agent:PlainGame", "res_w": 8, "res_h": 8})
+    assert "environments of several agents" in refused(lambda: make_vector_env(cfg, 1))
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+
+class PlainGame(CountingAgents):
+    """Needs no argument."""
+
+
+def test_a_plain_class_by_name() -> None:
+    env = make_vector_env(make_config({"env": "test_multi_agent:PlainGame"}), 3)
+    assert isinstance(env, ParallelVectorEnv)
+    assert (env.num_envs, env.name, env.agents) == (3, "test_multi_agent:PlainGame", ["agent_0", "agent_1", "agent_2"])
+    step = env.reset(6)
+    assert step.obs[0]["name"][:, 0].tolist() == [6, 6, 6, 7, 7, 7, 8, 8, 8]
+    assert envs.family("test_multi_agent:PlainGame") == "other"
+
+
+def test_what_is_parallel() -> None:
+    assert is_parallel(PlainGame())
+    assert not is_parallel(spaces.Discrete(2))
+
+
+@pytest.mark.parametrize(("env_id", "words"), [
+    ("pettingzoo:no_such_game_v0", "there is no module 'no_such_game_v0'"),
+    ("pettingzoo:mpe2.no_such_game_v0", "there is no module 'mpe2.no_such_game_v0'"),
+    ("pettingzoo:pettingzoo.classic.no_such_game_v0", "there is no module 'pettingzoo.classic.no_such_game_v0'"),
+    ("pettingzoo:json", "module 'json' has neither parallel_env nor env"),
+    ("pettingzoo:", "name one as in pettingzoo:mpe2.simple_spread_v3"),
+    ("pettingzoo:.x", "name one as in pettingzoo:mpe2.simple_spread_v3"),
+])
+def test_unknown_modules(env_id: str, words: str) -> None:
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("mpe2")
+    line = refused(lambda: envs.find_spec(env_id))
+    assert line.startswith(f"--env={env_id}")
+    assert words in line
+
+
+def test_a_misspelled_game_of_pettingzoo_is_not_taken_for_a_package() -> None:
+    pytest.importorskip("pettingzoo")
+    line = refused(lambda: pettingzoo_maker("pettingzoo:classic.conect_four_v3"))
+    assert "conect_four_v3" in line.removeprefix("--env=pettingzoo:classic.conect_four_v3")
+    assert "pip install classic" not in line
+
+
+@pytest.mark.parametrize("name", ["classic.needs_rules_v1", "pettingzoo.classic.needs_rules_v1"])
+def test_a_missing_package_of_a_game_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, name: str) -> None:
+    classic = pytest.importorskip("pettingzoo.classic")
+    (tmp_path / "needs_rules_v1.py").write_text("import package_of_rules\n")
+    monkeypatch.setattr(classic, "__path__", [*classic.__path__, str(tmp_path)])
+    line = refused(lambda: pettingzoo_maker(f"pettingzoo:{name}"))
+    assert "there is no module 'package_of_rules'; pip install package_of_rules" in line
+
+
+def test_a_broken_module_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    (tmp_path / "broken_game.py").write_text("from json import no_such_function\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = refused(lambda: pettingzoo_maker("pettingzoo:broken_game"))
+    assert "module 'broken_game' cannot be imported: cannot import name 'no_such_function'" in line
+
+
+# ---- PettingZoo ------------------------------------------------------------------------------------------------------
+
+old_api = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+
+
+def make_zoo(name: str, num_envs: int = 2) -> Any:
+    pytest.importorskip("pettingzoo")
+    return make_vector_env(make_config({"env": f"pettingzoo:{name}"}), num_envs)
+
+
+@old_api
+@pytest.mark.parametrize("name", ["classic.rps_v2", "pettingzoo.classic.rps_v2"])
+def test_rock_paper_scissors(name: str) -> None:
+    env = make_zoo(name)
+    assert env.agents == ["player_0", "player_1"]
+    step = env.reset(0)
+    assert step.active.all()
+    rock, paper = 0, 1
+    steps, begun = 0, 0
+    while not begun:
+        step = env.step([np.array([[rock], [paper], [paper], [paper]], np.float32)])
+        steps, begun = steps + 1, step.begins.any()
+        assert step.active.any() != (step.terminated | step.truncated).any()
+        if not begun:
+            assert step.rewards.tolist() == [-1, 1, 0, 0]
+    assert steps > 10
+    assert envs.family(f"pettingzoo:{name}") == "pettingzoo"
+
+
+@old_api
+def test_connect_four_is_played_in_turns() -> None:
+    env = make_zoo("classic.connect_four_v3", 4)
+    step, rng, results = env.reset(0), np.random.default_rng(0), []
+    for _ in range(200):
+        over = (step.terminated | step.truncated).reshape(4, 2)
+        active = step.active.reshape(4, 2)
+        assert (active.sum(1) == ~over.any(1)).all(), "exactly one agent acts, until both are done"
+        assert (over[:, 0] == over[:, 1]).all()
+        for i in np.flatnonzero(over.all(1)):
+            results.append(tuple(step.rewards.reshape(4, 2)[i]))
+        mask = step.obs[0]["action_mask"]
+        assert mask[~step.active].all()
+        assert not step.rewards.reshape(4, 2)[~over.any(1)].any()
+        step = env.step([np.array([[rng.choice(np.flatnonzero(row))] for row in mask], np.float32)])
+    assert len(results) > 10
+    assert set(results) <= {(1, -1), (-1, 1), (0, 0)}
+    assert len(set(results)) > 1
+
+
+def test_simple_spread() -> None:
+    pytest.importorskip("mpe2")
+    name = "mpe2.simple_spread_v3"
+    env = make_zoo(name)
+    first = env.reset(3).obs[0]["obs"].copy()
+    assert first.shape == (6, 18)
+    assert not np.array_equal(first[:3], first[3:])
+    np.testing.assert_array_equal(make_zoo(name).reset(3).obs[0]["obs"], first)
+    for _ in range(24):
+        step = env.step([np.full((6, 1), 2, np.float32)])
+        assert step.active.all()
+        assert not (step.terminated | step.truncated).any()
+    step = env.step([np.full((6, 1), 2, np.float32)])
+    assert not step.active.any()
+    assert step.truncated.all()
+    assert not step.terminated.any()
+    assert env.step([np.zeros((6, 1), np.float32)]).begins.all()
+
+
+def test_a_module_without_warnings_is_quiet() -> None:
+    pytest.importorskip("mpe2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pettingzoo_maker("pettingzoo:mpe2.simple_spread_v3")
+
+
+def test_any_module_with_a_parallel_env_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting_agents, "parallel_env", CountingAgents, raising=False)
+    assert pettingzoo_maker("pettingzoo:counting_agents") is CountingAgents

@@ -1,0 +1,1020 @@
+"""Populations of the public `APPO`: what is decided is done, recorded truthfully and resumed; bad input is one line.
+
+In `tiny_games.Payday` nothing but the reward shaping decides what is earned, so a test knows who is best. Most runs are
+serial: everything happens in this process, where `watch` looks on.
+"""
+
+import copy
+import gc
+import itertools
+import json
+import math
+import multiprocessing
+import re
+import shutil
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+import tiny_games
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_games import STEPS, TAPE, wage
+
+import appo
+import model
+import pbt
+import train
+from appo import APPO, ComponentError
+from checkpoint import DONOR, find_checkpoint, load_checkpoint, policy_dir
+from config import UserError
+from learner import Learner
+from population import Population
+from rollout_worker import RolloutWorker
+from shared_buffers import SAVE_DONOR
+
+SMALL: dict[str, Any] = {
+    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
+    "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu", "serial_mode": True, "lr_schedule": "constant",
+    "learning_rate": 0.001, "train_for_env_steps": 3000, "stall_timeout_sec": 60.0}
+PBT: dict[str, Any] = {
+    "num_policies": 4, "with_pbt": True, "pbt_start_mutation": 150, "pbt_period_env_steps": 100,
+    "pbt_mutation_rate": 1.0, "pbt_replace_reward_gap": 0.0, "pbt_replace_fraction": 0.25}  # one best, one worst
+ASYNC: dict[str, Any] = {"serial_mode": False, "report_interval_sec": 0.2}
+DEFAULT_SHAPING = {"pay": 1.0, "bonus": {"at_end": [0.5, True]}}
+FLAT_SHAPING = {"shaping/pay": 1.0, "shaping/bonus/at_end/0": 0.5, "shaping/bonus/at_end/1": True}
+CLOCK = {"wall_sec", "fps"}
+DESCRIPTION = {"policy", "policy_steps", "env_steps", "objective", "donor", "words"}  # the rest of an event are numbers
+
+
+def make(train_dir: Path, env: str = "Payday", **settings: Any) -> APPO:
+    return APPO(f"tiny_games:{env}", **SMALL | {"train_dir": str(train_dir), "experiment": "run"} | settings)
+
+
+def run(train_dir: Path, steps: int, env: str = "Payday", **settings: Any) -> APPO:
+    with make(train_dir, env, **settings) as running:
+        running.train(steps)
+    return running
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def events_of(run_dir: Path) -> list[dict[str, Any]]:
+    return read_lines(run_dir / "population.jsonl")
+
+
+def numbers_of(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings and the shaping that an event of population.jsonl tells."""
+    return {name: value for name, value in event.items() if name not in DESCRIPTION}
+
+
+def shaping_of(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return what `Payday` is to be given, from flat numbers."""
+    return {"pay": numbers["shaping/pay"],
+            "bonus": {"at_end": (numbers["shaping/bonus/at_end/0"], numbers["shaping/bonus/at_end/1"])}}
+
+
+def is_mutation(value: Any, source: Any, default: Any) -> bool:
+    """Tell whether a number may come from another one by a mutation that changes every number."""
+    if isinstance(source, bool):
+        return value in (not source, default)
+    if source == 0:
+        return value == 0  # off
+    ratio = value / source
+    return value == default or 1.1 - 1e-9 <= max(ratio, 1 / ratio) <= 1.5 + 1e-9
+
+
+# ---- what a run of population-based training did -----------------------------------------------------------------
+
+
+class Update(NamedTuple):
+    """One call of `Population.update` that has decided something."""
+
+    objectives: list[float]
+    steps: list[int]
+    decisions: list[pbt.Decision]
+    tape_before: int  # calls of environments until then
+
+
+class Copy(NamedTuple):
+    """A policy before and after it became a copy of its donor, and what the donor had saved."""
+
+    policy: int
+    donor: int
+    before: dict[str, Any]
+    after: dict[str, Any]
+    published: torch.Tensor
+    saved: dict[str, Any]
+
+
+class SgdStep(NamedTuple):
+    """What one SGD step of a policy used."""
+
+    policy: int
+    env_steps: int
+    wanted_rate: float  # the policy's setting
+    rate: float  # that of the optimizer
+    first_version: int
+    versions: torch.Tensor
+    valid: torch.Tensor
+
+
+class Watch:
+    """Everything that was decided and done in a serial run."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.updates: list[Update] = []
+        self.copies: list[Copy] = []
+        self.sgd_steps: list[SgdStep] = []
+        self.configured: list[tuple[int, int]] = []  # policy, number of SGD steps of all policies before
+        saved: dict[int, dict[str, Any]] = {}
+        update, save, copy_policy = Population.update, Learner.save, Learner.copy_policy
+        configure, sgd_step = Learner.configure, Learner.sgd_step
+
+        def watched_update(population: Population, objectives: list[float], steps: list[int]) -> list[pbt.Decision]:
+            decisions = update(population, objectives, steps)
+            if decisions:
+                self.updates.append(Update(objectives, steps, decisions, len(TAPE)))
+            return decisions
+
+        def watched_save(learner: Learner, kind: int) -> None:
+            if kind == SAVE_DONOR:
+                saved[learner.policy] = copy.deepcopy(learner.state_dict())
+            save(learner, kind)
+
+        def watched_copy(learner: Learner, donor: int) -> None:
+            before = copy.deepcopy(learner.state_dict())
+            copy_policy(learner, donor)
+            self.copies.append(Copy(learner.policy, donor, before, copy.deepcopy(learner.state_dict()),
+                                    learner.shared.weights._flat[0].clone(), saved[donor]))
+
+        def watched_configure(learner: Learner) -> None:
+            self.configured.append((learner.policy, len(self.sgd_steps)))
+            configure(learner)
+
+        def watched_sgd_step(learner: Learner, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            stats = sgd_step(learner, data)
+            rates = {group["lr"] for group in learner.optimizer.param_groups}
+            wanted = learner.buffers.settings[learner.policy, 0]  # the learning rate is the first of them
+            self.sgd_steps.append(SgdStep(
+                learner.policy, int(learner.buffers.env_steps.sum()), float(wanted), *rates, learner.first_version,
+                data["policy_version"].clone(), data["valid"].clone()))
+            return stats
+
+        for owner, name, function in (
+                (Population, "update", watched_update), (Learner, "save", watched_save),
+                (Learner, "copy_policy", watched_copy), (Learner, "configure", watched_configure),
+                (Learner, "sgd_step", watched_sgd_step)):
+            patch.setattr(owner, name, function)
+
+
+def settle(running: APPO) -> None:
+    """Let a serial run carry out what was decided last."""
+    for _ in range(3):
+        running.save()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Return a finished run of population-based training, which no test changes, and all that was watched."""
+    TAPE.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        watch = Watch(patch)
+        with make(tmp_path_factory.mktemp("finished"), **PBT) as running:
+            running.train(1500)
+            settle(running)
+    return SimpleNamespace(run=running, dir=running.cfg.run_dir, watch=watch, tape=TAPE.copy(),
+                           events=events_of(running.cfg.run_dir))
+
+
+def test_files_tell_the_settings_and_the_shaping_of_every_policy(finished: SimpleNamespace) -> None:
+    for policy, learner in enumerate(finished.run.learners):
+        settings = read_json(finished.dir / f"policy_{policy:02}_cfg.json")
+        shaping = read_json(finished.dir / f"policy_{policy:02}_reward_shaping.json")
+        last = [event for event in finished.events if event["policy"] == policy][-1]
+        assert settings == {name: getattr(learner.cfg, name) for name in settings}, "the learner's own settings"
+        assert settings.keys() == pbt.hyperparameters(learner.cfg).keys()
+        assert shaping.keys() == DEFAULT_SHAPING.keys(), "in the environment's own form"
+        assert settings | {f"shaping/{name}": value for name, value in pbt.flatten_shaping(shaping).items()} == (
+            numbers_of(last))
+    assert len(list(finished.dir.glob("policy_*.json"))) == 2 * PBT["num_policies"]
+    assert not list(finished.dir.rglob("*.tmp"))
+
+
+def test_files_are_json_whatever_the_settings(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    make(tmp_path, **PBT | {"max_grad_norm": math.inf}).close()
+    for path in [*(tmp_path / "run").glob("policy_*_cfg.json"), tmp_path / "run" / "population.jsonl"]:
+        for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            json.loads(text, parse_constant=refuse)
+    with make(tmp_path, **PBT) as resumed:
+        assert resumed.learners[0].cfg.max_grad_norm == math.inf
+
+
+def test_the_history_is_drawn(finished: SimpleNamespace) -> None:
+    with Image.open(finished.dir / "population.png") as image:
+        picture = np.asarray(image.convert("RGB"))
+    assert min(picture.shape[:2]) > 200
+    assert picture.std() > 5, "it shows something"
+
+
+@pytest.mark.parametrize(("rate", "optimize_gamma"), [(1.0, True), (0.0, False)])
+def test_policy_0_begins_with_the_given_settings_and_each_other_with_one_mutation(
+        tmp_path: Path, rate: float, *, optimize_gamma: bool) -> None:
+    given = {"learning_rate": 0.0123, "max_grad_norm": 3.0, "ppo_clip_value": 0.0, "gamma": 0.95}
+    running = make(tmp_path, **PBT | given | {"pbt_mutation_rate": rate, "pbt_optimize_gamma": optimize_gamma})
+    running.close()
+    begin = [numbers_of(event) for event in events_of(running.cfg.run_dir)]
+    assert [event["policy"] for event in events_of(running.cfg.run_dir)] == [0, 1, 2, 3]
+    defaults = pbt.hyperparameters(running.cfg) | FLAT_SHAPING
+    assert defaults.items() >= (given if optimize_gamma else {"learning_rate": 0.0123}).items()
+    assert begin[0] == defaults
+    for numbers in begin[1:]:
+        assert numbers.keys() == defaults.keys()
+        assert numbers["ppo_clip_value"] == 0.0, "off stays off"
+        changed = {name for name, value in numbers.items() if value != defaults[name]}
+        assert changed == ((defaults.keys() - {"ppo_clip_value"}) if rate else set())
+        assert all(is_mutation(numbers[name], defaults[name], defaults[name]) for name in changed - {"gamma"})
+        if optimize_gamma:
+            ratio = (1 - numbers["gamma"]) / (1 - 0.95)
+            assert 1.01 - 1e-9 <= max(ratio, 1 / ratio) <= 1.2 + 1e-9
+    assert begin[1] != begin[2] or not rate, "each has a mutation of its own"
+    for policy, learner in enumerate(running.learners):
+        assert begin[policy].items() >= {name: getattr(learner.cfg, name) for name in given
+                                         if name in defaults}.items()
+        assert learner.learning_rate == begin[policy]["learning_rate"]
+
+
+def test_each_event_follows_from_the_one_before_and_from_its_donor(finished: SimpleNamespace) -> None:
+    defaults = pbt.hyperparameters(finished.run.cfg) | FLAT_SHAPING
+    now: dict[int, dict[str, Any]] = {}
+    kinds = set()
+    for event in finished.events:
+        policy, numbers = event["policy"], numbers_of(event)
+        if policy not in now:
+            assert (event["donor"], event["policy_steps"], event["objective"]) == (None, 0, None)
+            assert event["words"] == f"policy {policy} begins"
+            now[policy] = numbers
+            continue
+        source = now[policy if event["donor"] is None else event["donor"]]
+        is_mutated = policy != 0 and "among the best" not in event["words"]
+        for name, value in numbers.items():
+            if is_mutated:
+                assert is_mutation(value, source[name], defaults[name]), name
+            else:
+                assert value == source[name]
+        assert event["words"].split("; ")[1:] == [
+            f"{name.removeprefix('shaping/')} {show(now[policy][name])} -> {show(value)}"
+            for name, value in numbers.items() if value != now[policy][name]]
+        kinds.add((event["donor"] is not None, is_mutated))
+        now[policy] = numbers
+    assert kinds >= {(True, True), (False, True), (False, False)}, "replaced, mutated, and unchanged ones were seen"
+
+
+def show(value: float | bool) -> str:
+    return str(value) if isinstance(value, bool) else f"{value:.4g}"
+
+
+def test_decisions_follow_the_objectives_when_a_policy_is_due(finished: SimpleNamespace) -> None:
+    last, decided = [0] * 4, []
+    for update in finished.watch.updates:
+        assert None not in update.objectives, "every policy has finished an episode"
+        order = np.argsort([-objective for objective in update.objectives], kind="stable").tolist()
+        for decision in update.decisions:
+            policy = decision.policy
+            assert update.steps[policy] >= PBT["pbt_start_mutation"]
+            assert update.steps[policy] - last[policy] >= PBT["pbt_period_env_steps"]
+            last[policy] = update.steps[policy]
+            assert f"is {order.index(policy) + 1} of 4" in decision.words
+            is_worse = update.objectives[order[0]] - update.objectives[policy] > 1e-6
+            assert decision.donor == (order[0] if policy == order[-1] and is_worse else None)
+            assert decision.mutate == (policy not in (0, order[0]))
+            decided.append((policy, update.steps[policy], update.objectives[policy], decision.donor, decision.words))
+    assert decided == [(event["policy"], event["policy_steps"], event["objective"], event["donor"], event["words"])
+                       for event in finished.events[4:]]
+    assert {policy for policy, *_ in decided} == {0, 1, 2, 3}
+    assert len(decided) >= 8
+
+
+def test_decisions_stand_in_the_log_in_words(finished: SimpleNamespace) -> None:
+    lines = (finished.dir / "log.txt").read_text().splitlines()
+    told = [line.split(" PBT: ")[1] for line in lines if " PBT: " in line]
+    assert told == [event["words"] for event in finished.events[4:]]
+    replaced = next(event for event in finished.events[4:] if event["donor"] is not None)
+    assert f"policy {replaced['policy']} (objective {replaced['objective']:.4g}) is 4 of 4" in replaced["words"]
+    assert f"it becomes a copy of policy {replaced['donor']} (objective" in replaced["words"]
+
+
+def test_settings_objectives_and_decisions_are_in_tensorboard(finished: SimpleNamespace) -> None:
+    for policy in range(4):
+        board = EventAccumulator(str(finished.dir / "tensorboard" / f"policy_{policy:02}")).Reload()
+        own = [event for event in finished.events if event["policy"] == policy]
+        for name, value in numbers_of(own[-1]).items():
+            series = board.Scalars(f"pbt/{name}")
+            assert (series[0].step, series[0].value) == (0, pytest.approx(float(own[0][name])))
+            assert series[-1].value == pytest.approx(float(value)), name
+        assert [scalar.step for scalar in board.Scalars("pbt/learning_rate")[1:]] == [
+            scalar.step for scalar in board.Scalars("pbt/objective")]
+        words = [str(tensor.tensor_proto.string_val[0], "utf8") for tensor in board.Tensors("pbt/text_summary")]
+        assert words == [event["words"] for event in own[1:]]
+
+
+# ---- what was decided is done ------------------------------------------------------------------------------------
+
+
+def test_every_sgd_step_uses_the_learning_rate_that_was_decided(finished: SimpleNamespace) -> None:
+    rates: dict[int, set[float]] = {policy: set() for policy in range(4)}
+    for step in finished.watch.sgd_steps:
+        assert step.rate == step.wanted_rate
+        rates[step.policy].add(step.rate)
+    for policy, used in rates.items():
+        assert used <= {event["learning_rate"] for event in finished.events if event["policy"] == policy}
+    assert sum(len(used) > 1 for used in rates.values()) > 1, "they have changed in between"
+    for row in read_lines(finished.dir / "metrics.jsonl"):
+        for policy, part in enumerate(row["policies"]):
+            assert part.get("learning_rate", 0.0) in {0.0, *rates[policy]}
+
+
+@pytest.fixture(params=["constant", "kl_adaptive", "linear_decay"])
+def watched(request: pytest.FixtureRequest, finished: SimpleNamespace, tmp_path: Path,
+            monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Return what was done in a run with one of the learning rate schedules."""
+    if request.param == "constant":
+        return finished.watch
+    watch = Watch(monkeypatch)
+    run(tmp_path, 800, **PBT | {"num_policies": 3, "lr_schedule": request.param, "num_epochs": 2})
+    return watch
+
+
+def test_a_replaced_policy_has_the_weights_and_moments_of_its_donor_and_its_own_counters(watched: Watch) -> None:
+    assert watched.copies
+    for done in watched.copies:
+        assert_equal(done.after["model"], done.saved["model"])
+        assert_equal(done.after["optimizer"]["state"], done.saved["optimizer"]["state"])
+        assert any(adam["exp_avg"].any() for adam in done.after["optimizer"]["state"].values())
+        weights = torch.cat([tensor.reshape(-1).float() for tensor in done.after["model"].values()])
+        assert torch.equal(done.published, weights), "policy workers act with them"
+        assert not all(torch.equal(done.before["model"][name], tensor) for name, tensor in done.after["model"].items())
+        assert done.after["sgd_steps"] == done.before["sgd_steps"] + 1, "a version of its own"
+        for name in ("policy_steps", "env_steps_trained", "env_steps", "learning_rate"):
+            assert done.after[name] == done.before[name], name
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Compare nested states bit by bit."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key])
+    else:
+        assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+
+@pytest.mark.parametrize("lr_schedule", ["constant", "kl_adaptive"])
+def test_a_mutated_learning_rate_survives_the_optimizer_of_the_donor(
+        finished: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lr_schedule: str) -> None:
+    watch = finished.watch
+    if lr_schedule != "constant":
+        watch = Watch(monkeypatch)
+        run(tmp_path, 800, **PBT | {"num_policies": 3, "lr_schedule": lr_schedule})
+    mutated = {done.policy for done in watch.copies} - {0}
+    assert mutated
+    first_steps = [next(step for step in watch.sgd_steps[number:] if step.policy == policy)
+                   for policy, number in watch.configured
+                   if any(step.policy == policy for step in watch.sgd_steps[number:])]
+    assert {step.policy for step in first_steps} >= mutated
+    for step in first_steps:
+        assert step.rate == step.wanted_rate, "the first step after new settings"
+
+
+def test_a_mutated_learning_rate_goes_on_decaying_linearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, total = Watch(monkeypatch), 1200
+    run(tmp_path, 1100, **PBT | {"num_policies": 3, "lr_schedule": "linear_decay", "train_for_env_steps": total})
+    changes = [(policy, number) for policy, number in watch.configured if number]
+    assert changes
+    checked = 0
+    for policy, number in changes:
+        before = watch.sgd_steps[number - 1].env_steps  # no later than the settings have changed
+        step = next((step for step in watch.sgd_steps[number:] if step.policy == policy), None)
+        if step is not None:
+            checked += 1
+            share = step.rate / step.wanted_rate
+            assert share <= 1 - before / total + 1e-9, f"{share:.0%} of the rate at {step.env_steps} of {total} steps"
+    assert checked
+
+
+def test_what_was_acted_before_a_replacement_is_not_learned_from(watched: Watch) -> None:
+    old = current = 0
+    for step in watched.sgd_steps:
+        is_old = step.versions < step.first_version
+        assert not (step.valid & is_old).any()
+        old += int(is_old.sum())
+        current += int((step.valid & ~is_old).sum()) if step.first_version else 0
+    assert old > 0, "there was such experience"
+    assert current > 0, "they learn on"
+
+
+def test_shaping_reaches_the_environment_once_when_an_episode_begins(finished: SimpleNamespace) -> None:
+    calls: dict[int, list[str]] = {}
+    for call in finished.tape:
+        calls.setdefault(id(call.env), []).append(call.what)
+    trained = [" ".join(what) for what in calls.values() if "step" in what]
+    assert len(trained) == SMALL["num_envs_per_worker"]
+    episode = "reset shaping" + STEPS * " step"
+    for what in trained:
+        assert re.fullmatch(f"{episode}( {episode})*( reset shaping( step)*)?", what), what[:200]
+        assert what.count(episode) > 50
+
+
+def test_an_episode_plays_the_newest_shaping_of_a_policy(finished: SimpleNamespace) -> None:
+    """After a decision without a donor no episode begins with the old numbers any more."""
+    begins = [(place, call.shaping) for place, call in enumerate(finished.tape) if call.what == "shaping"]
+    now = {event["policy"]: shaping_of(event) for event in finished.events[:4]}
+    known = [shaping_of(event) for event in finished.events]
+    assert all(shaping in known for _, shaping in begins)
+    assert all(call.agent == 0 for call in finished.tape)
+    events = iter(finished.events[4:])
+    for update in finished.watch.updates:
+        for decision in update.decisions:
+            event = next(events)
+            outdated, now[decision.policy] = now[decision.policy], shaping_of(event)
+            if decision.donor is None and outdated not in now.values():
+                assert all(shaping != outdated for place, shaping in begins if place >= update.tape_before)
+    assert any(shaping == now[1] for _, shaping in begins)
+
+
+def test_every_agent_is_given_the_shaping_of_the_policy_it_plays(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, pairs = RolloutWorker.draw, set()
+
+    def watched_draw(worker: RolloutWorker, split: Any, env: int, own: slice) -> None:
+        TAPE.clear()
+        draw(worker, split, env, own)
+        policies = split.policy[own].tolist()
+        pairs.add(tuple(policies))
+        wanted = worker.buffers.shaping[policies, 0].tolist()
+        assert [(call.what, call.agent, call.shaping) for call in TAPE] == [
+            ("shaping", agent, {"pay": pay}) for agent, pay in enumerate(wanted)]
+
+    monkeypatch.setattr(RolloutWorker, "draw", watched_draw)
+    run(tmp_path, 400, "SharedPayday", **PBT | {"num_policies": 2})
+    assert pairs == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    begin, decided = events_of(tmp_path / "run")[:2], events_of(tmp_path / "run")[2:]
+    for policy in range(2):
+        first = next(event for event in decided if event["policy"] == policy)
+        assert first["objective"] == pytest.approx(begin[policy]["shaping/pay"]), "an agent earns for its own policy"
+
+
+@pytest.mark.parametrize(("env", "sign"), [("Payday", 1), ("Misleading", -1)])
+def test_the_true_objective_is_ranked_by_or_else_the_return(tmp_path: Path, env: str, sign: int) -> None:
+    running = run(tmp_path, 900, env, **PBT | {"pbt_mutation_rate": 0.5})
+    events = events_of(running.cfg.run_dir)
+    begin = {event["policy"]: sign * wage(shaping_of(event)) for event in events[:4]}
+    place = 1 + sorted(begin, key=lambda policy: (-begin[policy], policy)).index(events[4]["policy"])
+    assert f"is {place} of 4" in events[4]["words"]
+    for policy, objective in begin.items():
+        first = next(event for event in events[4:] if event["policy"] == policy)
+        assert first["objective"] == pytest.approx(objective), "the first decision is about the first shaping"
+    summary = read_json(running.cfg.run_dir / "summary.json")
+    if sign < 0:
+        assert summary["true_objective"] == pytest.approx([-value for value in summary["mean_return"]])
+        assert read_lines(running.cfg.run_dir / "metrics.jsonl")[-1]["true_objective"] < 0
+    else:
+        assert summary["true_objective"] == [None] * 4
+
+
+def test_only_policies_of_the_same_kind_of_agents_compete(tmp_path: Path) -> None:
+    """Of four policies 0 and 2 are hunters, 1 and 3 prey; nobody can take over the weights of the others."""
+    running = run(tmp_path, 1500, "HunterAndPrey", **PBT | {"learning_rate": 0.03, "num_epochs": 2})
+    decided = events_of(running.cfg.run_dir)[4:]
+    assert {event["policy"] for event in decided} == {0, 1, 2, 3}
+    assert all("of 2, among" in event["words"] for event in decided)
+    replaced = [event for event in decided if event["donor"] is not None]
+    assert replaced
+    assert all(abs(event["donor"] - event["policy"]) == 2 for event in replaced)
+
+
+def test_one_seed_gives_one_history(tmp_path: Path) -> None:
+    first, second, other = (
+        run(tmp_path / name, 700, **PBT | {"num_policies": 3, "seed": seed}).cfg.run_dir
+        for name, seed in (("a", 5), ("b", 5), ("c", 6)))
+    assert len(events_of(first)) > 5
+    assert events_of(first) == events_of(second) != events_of(other)
+    rows = [[{name: value for name, value in row.items() if name not in CLOCK}
+             for row in read_lines(folder / "metrics.jsonl")] for folder in (first, second)]
+    assert rows[0] == rows[1]
+
+
+# ---- resume ------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_population_goes_on_where_it_was(finished: SimpleNamespace, tmp_path: Path) -> None:
+    shutil.copytree(finished.dir, tmp_path / "run")
+    before = finished.run.population
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run") as resumed:
+        after = resumed.population
+        assert events_of(tmp_path / "run") == finished.events, "nobody is mutated at the beginning"
+        assert after.settings == before.settings
+        assert after.shaping == before.shaping
+        assert after.last_update == before.last_update
+        assert after.last_update != [0] * 4
+        assert torch.equal(resumed.buffers.settings, finished.run.buffers.settings)
+        assert torch.equal(resumed.buffers.shaping, finished.run.buffers.shaping)
+        for policy, learner in enumerate(resumed.learners):
+            assert after.settings[policy].items() <= vars(learner.cfg).items()
+            assert learner.learning_rate == after.settings[policy]["learning_rate"]
+            assert learner.sgd_steps == finished.run.learners[policy].sgd_steps > 0
+            assert resumed.buffers.policy_steps[:, policy].sum() == finished.run.buffers.policy_steps[:, policy].sum()
+            assert_equal(learner.state_dict()["model"], finished.run.learners[policy].state_dict()["model"])
+        resumed.train(500)
+    new = events_of(tmp_path / "run")[len(finished.events):]
+    assert new
+    for event in new:
+        policy = event["policy"]
+        assert event["policy_steps"] - before.last_update[policy] >= PBT["pbt_period_env_steps"]
+        assert "begins" not in event["words"]
+
+
+def test_a_policy_more_begins_with_a_mutation_of_the_given_settings(finished: SimpleNamespace, tmp_path: Path) -> None:
+    shutil.copytree(finished.dir, tmp_path / "run")
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", num_policies=5) as resumed:
+        assert resumed.population.settings[:4] == finished.run.population.settings
+        given = pbt.hyperparameters(resumed.cfg) | FLAT_SHAPING
+        assert resumed.population.numbers(4).keys() == given.keys()
+        assert resumed.population.numbers(4) != given
+        assert resumed.learners[4].sgd_steps == 0
+    assert read_json(tmp_path / "run" / "policy_04_cfg.json") == resumed.population.settings[4]
+
+
+def test_a_population_may_become_smaller(finished: SimpleNamespace, tmp_path: Path) -> None:
+    shutil.copytree(finished.dir, tmp_path / "run")
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", num_policies=3) as resumed:
+        assert resumed.population.settings == finished.run.population.settings[:3]
+        resumed.train(400)
+    new = events_of(tmp_path / "run")[len(finished.events):]
+    assert new
+    assert all("of 3" in event["words"] for event in new)
+
+
+def test_a_replacement_that_was_decided_last_is_not_lost_by_a_save_and_a_resume(tmp_path: Path) -> None:
+    """Stop as soon as a replacement was decided: what the files say of it must be true of the weights."""
+    with make(tmp_path, **PBT) as running:
+        running.train(should_stop=lambda: events_of(running.cfg.run_dir)[-1]["donor"] is not None)
+    event = events_of(running.cfg.run_dir)[-1]
+    state = load_checkpoint(find_checkpoint(running.cfg.run_dir, policy=event["policy"]))
+    donor = load_checkpoint(policy_dir(running.cfg.run_dir, event["donor"]) / DONOR)
+    assert_equal(state["model"], donor["model"])
+
+
+def test_population_based_training_may_begin_when_a_run_is_resumed(tmp_path: Path) -> None:
+    run(tmp_path, 200, num_policies=2)
+    with make(tmp_path, **PBT | {"num_policies": 2, "pbt_start_mutation": 10_000}) as resumed:
+        resumed.train(100)
+    begin = events_of(tmp_path / "run")
+    assert [(event["policy"], event["policy_steps"]) for event in begin] == [(0, 0), (1, 0)]
+    assert numbers_of(begin[0]) == pbt.hyperparameters(resumed.cfg) | FLAT_SHAPING
+    assert numbers_of(begin[1]) != numbers_of(begin[0]), "the others begin with a mutation now"
+    assert read_json(tmp_path / "run" / "policy_01_cfg.json").items() <= numbers_of(begin[1]).items()
+
+
+def test_a_run_that_begins_anew_has_no_history_of_the_one_that_crashed_before_its_first_checkpoint(
+        tmp_path: Path) -> None:
+    crash(tmp_path, 100, **PBT)
+    make(tmp_path, **PBT | {"seed": 1}).close()
+    assert [event["policy"] for event in events_of(tmp_path / "run")] == [0, 1, 2, 3]
+
+
+class Crash(Exception):
+    """Something that ends a run without saving."""
+
+
+def crash(train_dir: Path, steps: int, env: str = "Payday", **settings: Any) -> None:
+    with pytest.raises(Crash), make(train_dir, env, **settings) as running:
+        running.train(steps)
+        raise Crash
+
+
+@pytest.mark.parametrize("content", ["", "{", "nonsense"])
+def test_a_damaged_file_of_settings_is_refused_by_name(finished: SimpleNamespace, tmp_path: Path,
+                                                       refuse: Callable[..., str], content: str) -> None:
+    shutil.copytree(finished.dir, tmp_path / "run")
+    (tmp_path / "run" / "policy_02_cfg.json").write_text(content)
+    line = refuse(f"--train_dir={tmp_path}", "--env=tiny_games:Payday", "--experiment=run")
+    assert f"{tmp_path / 'run' / 'policy_02_cfg.json'} is damaged" in line
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------------
+
+FLAGS = [f"--{name}={value[0] if isinstance(value, tuple) else value}" for name, value in SMALL.items()]
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """Return a function that calls the command in this process, checks how it refuses, and returns the line."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def call(*argv: str) -> str:
+        assert train.main([f"--train_dir={tmp_path}", "--experiment=run", *argv]) == 2
+        assert not multiprocessing.active_children()
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("train.py: ")
+        return lines[0]
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("argv", "fragments"), [
+    (["--num_policies=21"], ["--num_policies=21 is too many", "use at most 20"]),
+    (["--num_policies=0"], ["--num_policies=0 must be greater than 0"]),
+    (["--num_policies=10", "--num_workers=74"], ["--num_workers=74 is too many beside --num_policies=10", "use 73"]),
+    (["--with_pbt"], ["--with_pbt needs a population", "--num_policies to 2 or more"]),
+    (["--num_policies=2", "--async_rl=False"], ["--async_rl=False", "needs --num_policies=1"]),
+    (["--env=tiny_games:HigherWins", "--self_play_past_fraction=0.5", "--async_rl=False"],
+     ["--async_rl=False", "--self_play_past_fraction=0"]),
+    (["--self_play_past_fraction=0.5"], ["--self_play_past_fraction=0.5 needs opponents", "tiny_games:Payday"]),
+    (["--self_play_past_fraction=1.5"], ["--self_play_past_fraction=1.5 must lie between 0 and 1"]),
+    (["--self_play_snapshots=0"], ["--self_play_snapshots=0 must be greater than 0"]),
+    (["--pbt_perturb_min=0.9"], ["--pbt_perturb_min=0.9", "above 1"]),
+    (["--pbt_perturb_min=1"], ["--pbt_perturb_min=1", "above 1"]),
+    (["--pbt_perturb_max=1.05"], ["--pbt_perturb_max=1.05", "the smaller one first"]),
+    (["--pbt_replace_fraction=1.1"], ["--pbt_replace_fraction=1.1 must lie between 0 and 1"]),
+    (["--pbt_replace_fraction=-0.1"], ["--pbt_replace_fraction=-0.1 must lie between 0 and 1"]),
+    (["--pbt_mutation_rate=2"], ["--pbt_mutation_rate=2", "must lie between 0 and 1"]),
+    (["--pbt_period_env_steps=0"], ["--pbt_period_env_steps=0 must be greater than 0"]),
+    (["--pbt_replace_reward_gap=-1"], ["--pbt_replace_reward_gap=-1", "must not be negative"]),
+    (["--policy_mapping=all_play_first"], ["--policy_mapping=all_play_first must be module:function"]),
+    (["--policy_mapping=tiny_games:all_play_frist"], ["'all_play_frist'", "did you mean all_play_first?"]),
+    (["--policy_mapping=no_such_file:f"], ["--policy_mapping=no_such_file:f", "no module 'no_such_file'"]),
+    (["--env=tiny_games:HunterAndPrey"], ["2 different pairs", "set --num_policies=2"]),
+])
+def test_impossible_populations_are_refused_with_one_line(
+        refuse: Callable[..., str], tmp_path: Path, argv: list[str], fragments: list[str]) -> None:
+    line = refuse("--env=tiny_games:Payday", *FLAGS, *argv)
+    assert all(fragment in line for fragment in fragments), line
+    assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+@pytest.mark.parametrize(("env", "mapping", "fragments"), [
+    ("HigherWins", "negative", ["returned policy -1 for agent left", "0 to 1", "--num_policies=2"]),
+    ("HigherWins", "too_large", ["returned policy 2 for agent left", "0 to 1"]),
+    ("HigherWins", "one_too_few", ["returned [0]", "one policy for each of the agents left, right"]),
+    ("HigherWins", "one_too_many", ["returned [0, 0, 0]", "one policy for each of the agents"]),
+    ("HigherWins", "nothing", ["returned None", "one policy for each of the agents"]),
+    ("HigherWins", "fractions", ["returned policy 0.0 for agent left"]),
+    ("HigherWins", "all_play_first", ["never returned policy 1", "lower --num_policies"]),
+    ("HunterAndPrey", "all_play_first", ["returned policy 0 for agent prey", "space differs", "another policy"]),
+])
+def test_impossible_mappings_are_refused_with_one_line(
+        refuse: Callable[..., str], tmp_path: Path, env: str, mapping: str, fragments: list[str]) -> None:
+    line = refuse(f"--env=tiny_games:{env}", *FLAGS, "--num_policies=2", f"--policy_mapping=tiny_games:{mapping}")
+    assert all(fragment in line for fragment in ["--policy_mapping", *fragments]), line
+    assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+def test_a_mapping_that_goes_wrong_later_ends_the_run_with_one_line(refuse: Callable[..., str], tmp_path: Path) -> None:
+    line = refuse("--env=tiny_games:HigherWins", *FLAGS, "--serial_mode=False", "--num_policies=2",
+                  "--train_for_env_steps=1e9", "--policy_mapping=tiny_games:goes_wrong_later")
+    assert "--policy_mapping returned policy 2 for agent" in line
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "HigherWins (left, right)" in log, "it had begun"
+    assert "--policy_mapping returned policy 2 for agent" in log
+
+
+def test_a_refusal_by_a_worker_that_starts_leaves_nothing_open(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(UserError, match="'tip' is new in another environment"):
+            make(tmp_path, "NewKeyInThird", **PBT | ASYNC | {"num_policies": 2})
+        gc.collect()
+    assert not multiprocessing.active_children()
+    assert not [str(warning.message) for warning in caught]
+
+
+PBT_FLAGS = ["--num_policies=2", "--with_pbt"]
+
+
+@pytest.mark.parametrize(("env", "fragments"), [
+    ("BadShaping", ["get_default_reward_shaping()", "'bonus/at_end/0' is 'a lot'", "finite numbers"]),
+    ("NewKeyInThird", ["'tip' is new in another environment"]),
+    ("NewKeyInFourth", ["'tip' is new in another environment"]),
+    ("MissingKeyInThird", ["'bonus/at_end/0' is missing in another environment"]),
+    ("MissingKeyInFourth", ["'bonus/at_end/0' is missing in another environment"]),
+])
+def test_impossible_shapings_are_refused_with_one_line(refuse: Callable[..., str], env: str, fragments: list[str]
+                                                       ) -> None:
+    line = refuse(f"--env=tiny_games:{env}", *FLAGS, *PBT_FLAGS, "--train_for_env_steps=100")
+    assert all(fragment in line for fragment in fragments), line
+
+
+@pytest.mark.parametrize(("now", "fragments"), [
+    ({"pay": 1}, ["'bonus/at_end/0' is new"]),
+    ({**DEFAULT_SHAPING, "tip": 0.1}, ["'tip' is missing"]),
+])
+def test_a_shaping_with_other_keys_than_before_is_refused_with_one_line(
+        finished: SimpleNamespace, refuse: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        now: dict[str, Any], fragments: list[str]) -> None:
+    shutil.copytree(finished.dir, tmp_path / "run")
+    monkeypatch.setattr(tiny_games.Payday, "get_default_reward_shaping", lambda env: now)
+    line = refuse("--env=tiny_games:Payday")
+    assert all(fragment in line for fragment in ["get_default_reward_shaping()", *fragments]), line
+
+
+def bytes_needed(num_policies: int, **settings: Any) -> int:
+    cfg = appo.configure({"env": "tiny_games:Payday", **SMALL, "num_policies": num_policies, **settings})
+    info = appo.probe(cfg)
+    kinds = appo.assign_kinds(cfg, info)
+    models = [appo.load_policy(cfg, policy, *info.kinds[kind])[0] for policy, kind in enumerate(kinds)]
+    return appo.estimate_memory(cfg, info, kinds, models, [torch.device("cpu")] * num_policies)
+
+
+@pytest.mark.parametrize("num_policies", [1, 20])
+def test_more_policies_than_memory_are_refused(refuse: Callable[..., str], tmp_path: Path, num_policies: int,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = bytes_needed(num_policies)
+    monkeypatch.setattr(appo.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed - 1))
+    line = refuse("--env=tiny_games:Payday", *FLAGS, f"--num_policies={num_policies}")
+    assert f"--num_policies={num_policies} needs about {needed / 1e9:.1f} GB of memory ({needed:,} bytes)" in line
+    assert "lower --num_envs_per_worker, --rollout or --batch_size" in line
+    assert ("use --num_policies=" in line) == (num_policies > 1)
+    assert not list(tmp_path.iterdir()), "nothing was written"
+    monkeypatch.setattr(appo.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed))
+    make(tmp_path, num_policies=num_policies).close()
+
+
+@pytest.mark.parametrize("num_available", [3, 10, 19])
+def test_the_number_of_policies_that_is_proposed_fits(refuse: Callable[..., str], num_available: int,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    available = bytes_needed(num_available, serial_mode=False)
+    monkeypatch.setattr(appo, "start_context", lambda: torch.multiprocessing.get_context("spawn"))  # no fork server
+    monkeypatch.setattr(appo.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    line = refuse("--env=tiny_games:Payday", *FLAGS, "--serial_mode=False", "--num_policies=20")
+    proposed = int(re.search(r"use --num_policies=(\d+)", line)[1])
+    assert bytes_needed(proposed, serial_mode=False) <= available, f"{num_available} would fit: {line}"
+
+
+# ---- several policies at once ------------------------------------------------------------------------------------
+
+NUM_POLICIES = 3
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished asynchronous run of several policies with evaluations, which no test changes."""
+    with make(tmp_path_factory.mktemp("several"), "Payday", num_policies=NUM_POLICIES, eval_every_env_steps=500,
+              eval_episodes=2, **ASYNC) as running:
+        running.train(1500)
+        running.save()
+        running.train(1500)
+    assert not multiprocessing.active_children()
+    return running.cfg.run_dir
+
+
+def test_records_have_one_entry_for_each_policy(several: Path) -> None:
+    summary = read_json(several / "summary.json")
+    assert summary["mean_return"] == [pytest.approx(4.5)] * NUM_POLICIES
+    for name in ("best_return", "true_objective", "win_rate_vs_past", "evaluation"):
+        assert len(summary[name]) == NUM_POLICIES, name
+    rows = read_lines(several / "metrics.jsonl")
+    assert rows
+    for row in rows:
+        assert len(row["policies"]) == NUM_POLICIES
+        assert row["sgd_steps"] == sum(part["sgd_steps"] for part in row["policies"])
+    states = [load_checkpoint(find_checkpoint(several, policy=policy)) for policy in range(NUM_POLICIES)]
+    assert summary["sgd_steps"] == sum(state["sgd_steps"] for state in states)
+    for policy, state in enumerate(states):
+        assert any("loss" in row["policies"][policy] for row in rows), "each has learned"
+        assert 0 < rows[-1]["policies"][policy]["sgd_steps"] <= state["sgd_steps"], "a little was learned after it"
+        board = EventAccumulator(str(several / "tensorboard" / f"policy_{policy:02}")).Reload()
+        assert board.Scalars("train/sgd_steps")[-1].value == rows[-1]["policies"][policy]["sgd_steps"]
+        assert board.Scalars("episode/mean_return")[-1].value == pytest.approx(4.5)
+    assert sum(state["policy_steps"] for state in states) <= summary["env_steps"], "one agent in each environment"
+    assert {path.name for path in (several / "checkpoints").iterdir()} == {
+        path.name for path in (several / "tensorboard").iterdir()} == {"policy_00", "policy_01", "policy_02"}
+
+
+def test_every_policy_is_evaluated(several: Path) -> None:
+    summary, rows = read_json(several / "summary.json"), read_lines(several / "metrics.jsonl")
+    for policy in range(NUM_POLICIES):
+        scores = [row["policies"][policy] for row in rows if "eval_return" in row["policies"][policy]]
+        assert len(scores) >= 2, "at the end of each call of train() at least"
+        assert all((score["eval_return"], score["eval_length"]) == (pytest.approx(4.5), STEPS) for score in scores)
+        versions = [score["eval_sgd_steps"] for score in scores]
+        assert versions == sorted(versions)
+        assert 0 < versions[-1] <= load_checkpoint(find_checkpoint(several, policy=policy))["sgd_steps"]
+        assert summary["evaluation"][policy]["eval_sgd_steps"] == versions[-1]
+
+
+def test_a_resumed_run_continues_every_policy_and_begins_a_new_one(several: Path, tmp_path: Path) -> None:
+    shutil.copytree(several, tmp_path / "run")
+    states = [load_checkpoint(find_checkpoint(several, policy=policy)) for policy in range(NUM_POLICIES)]
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", num_policies=NUM_POLICIES + 1,
+              eval_every_env_steps=0) as resumed:
+        steps = resumed.buffers.policy_steps.sum(0).tolist()
+        assert resumed.versions == [*(state["sgd_steps"] for state in states), 0]
+        assert steps == [*(state["policy_steps"] for state in states), 0]
+        assert resumed.env_steps == max(state["env_steps"] for state in states)
+        assert all(steps[:-1])
+        resumed.train(1500)
+        assert all(now > before for now, before in
+                   zip(resumed.buffers.policy_steps.sum(0).tolist(), steps, strict=True))
+    assert not multiprocessing.active_children()
+    after = [load_checkpoint(find_checkpoint(tmp_path / "run", policy=policy)) for policy in range(NUM_POLICIES + 1)]
+    assert all(new["sgd_steps"] > old["sgd_steps"] for new, old in zip(after, states, strict=False))
+    assert after[-1]["sgd_steps"] > 0
+    for state in after:
+        assert {int(adam["step"]) for adam in state["optimizer"]["state"].values()} == {state["sgd_steps"]}
+    assert len(read_json(tmp_path / "run" / "summary.json")["mean_return"]) == NUM_POLICIES + 1
+
+
+def test_population_based_training_works_in_processes(tmp_path: Path) -> None:
+    num_policies = 2
+    with make(tmp_path, **PBT | ASYNC | {"num_policies": num_policies}) as running:
+        running.train(100_000, should_stop=lambda: any(
+            event["donor"] is not None for event in events_of(running.cfg.run_dir)))
+        decided = len(events_of(running.cfg.run_dir))
+        running.train(2000)
+    assert not multiprocessing.active_children()
+    events = events_of(running.cfg.run_dir)
+    assert any(event["donor"] is not None for event in events)
+    assert len(events) >= decided
+    assert (running.cfg.run_dir / "population.png").stat().st_size > 0
+    for policy in range(num_policies):
+        last = [event for event in events if event["policy"] == policy][-1]
+        assert running.population.numbers(policy) == numbers_of(last)
+    assert any((policy_dir(running.cfg.run_dir, policy) / DONOR).exists() for policy in range(num_policies))
+    assert "PBT: " in (running.cfg.run_dir / "log.txt").read_text()
+
+
+def test_a_policy_that_is_seldom_drawn_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its learner has nothing to do for longer than --stall_timeout_sec; the clock of this test is a fast one."""
+    clock = itertools.count(step=5.0)
+    monkeypatch.setattr(appo, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    running = run(tmp_path, 1000, "HigherWins", num_policies=2, policy_mapping="tiny_games:seldom_second",
+                  stall_timeout_sec=300.0)
+    steps = running.buffers.policy_steps.sum(0).tolist()
+    assert 0 < steps[1] < steps[0] / 10
+
+
+@pytest.mark.parametrize("name", ["learner_1", "policy_worker_0_0"])
+def test_a_killed_component_ends_the_run_with_its_name_and_leaves_no_process(tmp_path: Path, name: str) -> None:
+    killed: list[psutil.Process] = []
+
+    def kill() -> bool:
+        if not killed and all(running.versions):
+            killed.append(next(process for process in running.processes if process.name == name))
+            killed[0].kill()
+        return False
+
+    with (pytest.raises(ComponentError, match=rf"^{name} was killed by SIGKILL \(out of memory\?\)$"),
+          make(tmp_path, num_policies=2, **ASYNC) as running):
+        running.train(1_000_000_000, should_stop=kill)
+    assert len(killed) == 1
+    assert not multiprocessing.active_children()
+    assert not any(psutil.pid_exists(process.pid) for process in running.processes)
+    assert f"{name} was killed by SIGKILL" in (running.cfg.run_dir / "log.txt").read_text()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+# ---- devices -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_policies_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch, name: str, num_gpus: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    assert [model.choose_device(name, policy) for policy in range(5)] == [
+        torch.device("cuda", policy % num_gpus) for policy in range(5)]
+
+
+def test_a_chosen_device_is_used_by_every_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {model.choose_device("cpu", policy) for policy in range(5)} == {torch.device("cpu")}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch, "empty", lambda *shape, device: None)
+    assert {model.choose_device("cuda:1", policy) for policy in range(5)} == {torch.device("cuda:1")}
+
+
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert model.choose_device("auto", 3) == torch.device("cpu")
+    with pytest.raises(UserError, match="--device=cuda cannot be used"):
+        model.choose_device("cuda", 3)
+
+
+# ---- self-play ---------------------------------------------------------------------------------------------------
+
+SELF_PLAY: dict[str, Any] = {"self_play_past_fraction": 0.5, "self_play_snapshot_every_env_steps": 150,
+                             "train_for_env_steps": 10_000}
+
+
+def snapshot_paths(running: APPO, policy: int = 0) -> list[Path]:
+    return sorted(policy_dir(running.cfg.run_dir, policy).glob("snapshot_*.pt"))
+
+
+def snapshot_weights(running: APPO, policy: int, number: int) -> torch.Tensor:
+    return running.buffers.policies[policy].weights._flat[1 + number]
+
+
+def flat(state: dict[str, Any]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1).float() for tensor in state["model"].values()])
+
+
+def test_snapshots_are_taken_at_the_period(tmp_path: Path) -> None:
+    running = run(tmp_path, 1200, "HigherWins", num_policies=2, self_play_snapshots=100, **SELF_PLAY)
+    for policy in range(2):
+        states = [load_checkpoint(path) for path in snapshot_paths(running, policy)]
+        steps = [state["policy_steps"] for state in states]
+        assert (states[0]["sgd_steps"], steps[0]) == (0, 0), "the first opponent is the beginning"
+        assert [n // 150 for n in steps] == list(range(len(steps))), "one in each period"
+        per_dataset = SMALL["batch_size"] + SMALL["rollout"] * SMALL["num_envs_per_worker"] * 2
+        assert all(n % 150 < 2 * per_dataset for n in steps), "soon after it has begun"
+        total = int(running.buffers.policy_steps[:, policy].sum())
+        assert len(steps) in (total // 150, total // 150 + 1)
+        for number, state in enumerate(states):
+            assert torch.equal(snapshot_weights(running, policy, number), flat(state))
+        assert not torch.equal(flat(states[0]), flat(states[-1]))
+
+
+def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path) -> None:
+    running = run(tmp_path, 1500, "HigherWins", self_play_snapshots=3, **SELF_PLAY)
+    paths = snapshot_paths(running)
+    taken = int(running.buffers.policies[0].weights.versions[-1])
+    assert taken > 4
+    assert len(paths) == running.buffers.policies[0].weights.num_snapshots == 3
+    kept = {load_checkpoint(path)["sgd_steps"]: flat(load_checkpoint(path)) for path in paths}
+    for number, version in enumerate(running.buffers.policies[0].weights.versions[1:-1].tolist()):
+        assert torch.equal(snapshot_weights(running, 0, number), kept.pop(version))
+    steps = [load_checkpoint(path)["policy_steps"] for path in paths]
+
+    with APPO("tiny_games:HigherWins", train_dir=str(tmp_path), experiment="run") as resumed:
+        assert snapshot_paths(resumed) == paths, "none is taken at the beginning"
+        weights = resumed.buffers.policies[0].weights
+        assert weights.num_snapshots == 3
+        assert weights.versions[1:-1].tolist() == [load_checkpoint(path)["sgd_steps"] for path in paths]
+        for number, path in enumerate(paths):
+            assert torch.equal(snapshot_weights(resumed, 0, number), flat(load_checkpoint(path)))
+        assert torch.equal(weights._flat[0], flat(load_checkpoint(find_checkpoint(resumed.cfg.run_dir))))
+        resumed.train(600)
+    after = [load_checkpoint(path)["policy_steps"] // 150 for path in snapshot_paths(resumed)]
+    assert len(after) == 3
+    assert after[-1] > steps[-1] // 150
+    assert after == list(range(after[0], after[0] + 3))
+
+
+def test_a_run_that_begins_anew_has_no_opponents_of_the_one_that_crashed_before_its_first_checkpoint(
+        tmp_path: Path) -> None:
+    crash(tmp_path, 600, "HigherWins", **SELF_PLAY)
+    running = make(tmp_path, "HigherWins", **SELF_PLAY)
+    running.close()
+    assert [path.name for path in snapshot_paths(running)] == ["snapshot_000000000_00000000000.pt"]
+
+
+def test_without_self_play_there_are_no_snapshots(tmp_path: Path) -> None:
+    running = run(tmp_path, 300, "HigherWins", self_play_snapshot_every_env_steps=50)
+    assert not snapshot_paths(running)
+    assert running.buffers.policies[0].weights.num_snapshots == 0
+    assert read_json(running.cfg.run_dir / "summary.json")["win_rate_vs_past"] == [None]
+    assert all("win_rate_vs_past" not in row for row in read_lines(running.cfg.run_dir / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(("env", "favor", "low", "high"), [
+    ("HigherWins", 2, 0.85, 1.0),  # the current policy plays the highest action
+    ("HigherWins", 0, 0.0, 0.15),  # the lowest
+    ("AlwaysEven", 2, 0.5, 0.5), ("FirstSeatWins", 2, 0.2, 0.8)])
+def test_the_share_of_games_won_against_the_past_is_reported(
+        tmp_path: Path, env: str, favor: int, low: float, high: float) -> None:
+    settings = SELF_PLAY | {"self_play_past_fraction": 1.0, "self_play_snapshot_every_env_steps": 1_000_000,
+                            "learning_rate": 1e-12}
+    with make(tmp_path, env, **settings) as running:
+        learner = running.learners[0]
+        learner.model.policy_head.bias.data[favor] = 20.0
+        learner.sgd_steps = 1
+        learner.shared.weights.publish(learner.model, learner.sgd_steps)
+        running.train(800)
+    summary = read_json(running.cfg.run_dir / "summary.json")
+    rows = read_lines(running.cfg.run_dir / "metrics.jsonl")
+    rate = summary["win_rate_vs_past"][0]
+    assert low <= rate <= high
+    assert rows[-1]["win_rate_vs_past"] == pytest.approx(rate, abs=0.1), "a little earlier"
+    board = EventAccumulator(str(running.cfg.run_dir / "tensorboard" / "policy_00")).Reload()
+    assert board.Scalars("episode/win_rate_vs_past")[-1].value == pytest.approx(rows[-1]["win_rate_vs_past"])

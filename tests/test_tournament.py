@@ -1,0 +1,471 @@
+"""Tournaments: games are counted right, Elo ratings are those of the Bradley-Terry model; scores, plots, bad input."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_games import TAPE
+
+import evaluate
+import plot
+from appo import APPO
+from checkpoint import policy_dir
+from config import make_config
+from envs import make_vector_env
+from evaluator import RandomPlayer, find_places
+from tournament import ELO_SCALE, MakePlayer, Results, describe, elo, play_all, play_games
+from vector_env import Step, VectorEnv
+
+RATINGS = np.array([250.0, 120.0, 0.0, -70.0, -300.0])  # their mean is 0
+
+
+def seeded(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def simulate(ratings: np.ndarray, games_per_pair: int, rng: np.random.Generator, draws: float = 0.0) -> Results:
+    """Play games of the Bradley-Terry model; a share of them, drawn without regard to the players, is even."""
+    size = len(ratings)
+    points, games = np.zeros((size, size)), np.zeros((size, size))
+    for i in range(size):
+        for j in range(i):
+            even = rng.binomial(games_per_pair, draws)
+            won = rng.binomial(games_per_pair - even, 1 / (1 + 10 ** ((ratings[j] - ratings[i]) / 400)))
+            points[i, j] = won + even / 2
+            points[j, i] = games_per_pair - points[i, j]
+            games[i, j] = games[j, i] = games_per_pair
+    return Results(points, games)
+
+
+def results(points: list[list[float]], games: float) -> Results:
+    return Results(np.array(points, float), games * (1 - np.eye(len(points))))
+
+
+# ---- ratings -----------------------------------------------------------------------------------------------------
+
+
+def test_elo_recovers_the_ratings_of_a_large_tournament() -> None:
+    ratings, errors = elo(simulate(RATINGS, 100_000, seeded()))
+    assert (errors < 5).all()
+    assert ratings == pytest.approx(RATINGS, abs=10)
+    assert ratings.mean() == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_entries", [2, 3, 5])
+def test_confidence_intervals_cover_the_truth_in_95_of_100_tournaments(num_entries: int) -> None:
+    rng, true_ratings = seeded(), RATINGS[:num_entries] - RATINGS[:num_entries].mean()
+    covered = []
+    for _ in range(600):
+        ratings, errors = elo(simulate(true_ratings, 300, rng))
+        covered.append(np.abs(ratings - true_ratings) <= errors)
+    # of 600 independent tournaments: 95 % +- 5 standard deviations
+    assert np.mean(covered) == pytest.approx(0.95, abs=5 * np.sqrt(0.95 * 0.05 / 600))
+
+
+def test_400_points_are_10_to_1_and_more_games_give_more_confidence() -> None:
+    (few, few_error), (many, many_error) = (elo(results([[0, 10 * n], [n, 0]], 11 * n)) for n in (1000, 100_000))
+    assert few[0] - few[1] == pytest.approx(400, abs=1)
+    assert many[0] - many[1] == pytest.approx(400, abs=0.01)
+    assert few_error == pytest.approx(10 * many_error, rel=0.01)
+    # with 2 entries the error is known: that of log odds is 1 / sqrt(n p q), and each has half of the difference
+    known = 1.96 * ELO_SCALE / np.sqrt(1_100_000 * 10 / 11 * 1 / 11) / 2
+    assert many_error == pytest.approx([known, known], rel=0.001)
+
+
+def test_the_order_of_the_entries_does_not_matter() -> None:
+    played, order = simulate(RATINGS, 50, seeded()), [3, 0, 4, 2, 1]
+    ratings, errors = elo(played)
+    shuffled = elo(Results(*(matrix[np.ix_(order, order)] for matrix in played)))
+    assert shuffled[0] == pytest.approx(ratings[order])
+    assert shuffled[1] == pytest.approx(errors[order])
+
+
+def test_to_win_and_to_lose_are_symmetric() -> None:
+    played = simulate(RATINGS, 50, seeded())
+    ratings, errors = elo(played)
+    mirrored = elo(Results(played.points.T, played.games))
+    assert mirrored[0] == pytest.approx(-ratings)
+    assert mirrored[1] == pytest.approx(errors)
+
+
+@pytest.mark.parametrize("games", [1, 20, 100_000])
+def test_ratings_are_finite_when_somebody_always_wins(games: int) -> None:
+    ratings, errors = elo(results([[0, games, games], [0, 0, games], [0, 0, 0]], games))
+    assert np.isfinite(ratings).all()
+    assert np.isfinite(errors).all()
+    assert ratings[0] > ratings[1] + 50 > ratings[2] + 100
+    assert ratings.mean() == pytest.approx(0, abs=1e-9)
+    assert (errors > 0).all()
+
+
+@pytest.mark.parametrize("num_entries", [2, 4])
+def test_ratings_are_equal_when_all_games_are_even(num_entries: int) -> None:
+    even = results((5 * (1 - np.eye(num_entries))).tolist(), 10)
+    ratings, errors = elo(even)
+    assert ratings == pytest.approx(np.zeros(num_entries), abs=1e-9)
+    assert errors == pytest.approx(np.full(num_entries, errors[0]))
+
+
+def test_a_draw_is_half_a_won_game() -> None:
+    assert elo(results([[0, 6], [4, 0]], 10))[0] == pytest.approx(elo(results([[0, 2 + 4], [0 + 4, 0]], 10))[0])
+    ratings = elo(simulate(RATINGS, 100_000, seeded(), draws=0.5))[0]
+    assert (np.diff(ratings) < 0).all()
+    assert (np.abs(ratings) <= np.abs(RATINGS) + 10).all(), "draws bring them together"
+
+
+# ---- games -------------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Always plays the same action."""
+
+    def __init__(self, env: VectorEnv, agents: np.ndarray, action: int) -> None:
+        self.kind, self.places = find_places(env, agents)
+        self.action, self.agents = action, agents
+
+    def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
+        actions[self.kind][self.places] = self.action
+
+
+def scripted(action: int, seats: list[list[int]] | None = None) -> MakePlayer:
+    """Return the maker of a player, which adds the agents that it gets to `seats`."""
+    def make(env: VectorEnv, agents: np.ndarray) -> Scripted:
+        if seats is not None:
+            seats.append(agents.tolist())
+        return Scripted(env, agents, action)
+    return make
+
+
+def make_games(name: str, num_envs: int) -> VectorEnv:
+    return make_vector_env(make_config({"env": f"tiny_games:{name}"}), num_envs)
+
+
+@pytest.mark.parametrize(("name", "actions", "points"), [
+    ("HigherWins", (2, 0), 20.0), ("HigherWins", (0, 1), 0.0), ("HigherWins", (1, 1), 10.0),
+    ("AlwaysEven", (2, 0), 10.0), ("FirstSeatWins", (0, 2), 10.0),  # each has the better seat in half of the games
+    ("FourScores", (2, 1), 20.0), ("FourScores", (0, 1), 0.0), ("FourScores", (2, 2), 10.0)])
+@pytest.mark.parametrize("num_envs", [20, 10, 4])
+def test_won_even_and_lost_games_are_counted(name: str, actions: tuple[int, int], points: float, num_envs: int) -> None:
+    env, seats = make_games(name, num_envs), []
+    TAPE.clear()
+    assert play_games(env, scripted(actions[0], seats), scripted(actions[1], seats), 20, seed=3) == points
+    size = len(env.agents)
+    assert sorted(seats[0] + seats[1]) == list(range(num_envs * size))
+    for i in range(num_envs):
+        first, second = (sorted(m - i * size for m in own if m // size == i) for own in seats)
+        assert first == list(range(i % 2, size, 2)), "every other agent; in every other environment the other ones"
+        assert second == list(range(1 - i % 2, size, 2))
+    assert len(TAPE) >= 20, "so many games"
+    env.close()
+
+
+def test_an_odd_number_of_games_is_played_in_full() -> None:
+    env = make_games("HigherWins", 5)
+    assert play_games(env, scripted(2), scripted(1), 7, seed=0) == 7.0
+    env.close()
+
+
+def test_everybody_plays_everybody() -> None:
+    env = make_games("HigherWins", 4)
+    played = play_all(env, [scripted(0), scripted(2), scripted(1), scripted(2)], 6, seed=0)
+    env.close()
+    assert played.games.tolist() == (6 * (1 - np.eye(4))).tolist()
+    assert played.points.tolist() == [[0, 0, 0, 0], [6, 0, 6, 3], [6, 0, 0, 0], [6, 3, 6, 0]]
+    ratings = elo(played)[0]
+    assert ratings[1] == pytest.approx(ratings[3])
+    assert ratings[1] > ratings[2] > ratings[0]
+
+
+def test_random_players_are_even() -> None:
+    env = make_games("HigherWins", 20)
+    points = play_games(env, RandomPlayer, RandomPlayer, 1000, seed=0)
+    env.close()
+    # a game of two steps is even with probability 19 / 81, so the deviation of its points is sqrt(62 / 81) / 2
+    assert abs(points - 500) < 5 * np.sqrt(1000 * 62 / 81) / 2
+
+
+def parse_table(text: str) -> dict[str, tuple[list[float | None], float, float]]:
+    """Read what `describe` wrote: the shares of each entry in the order of the rows, its rating and its error."""
+    rows = {}
+    for line in text.splitlines():
+        if match := re.fullmatch(r" *(\d+)  (\S+) +([-.\d ]+?)  +(-?\d+) \+- (\d+)", line):
+            assert int(match[1]) == len(rows) + 1, "numbered by place"
+            shares = [None if share == "-" else float(share) for share in match[3].split()]
+            rows[match[2]] = (shares, float(match[4]), float(match[5]))
+    return rows
+
+
+def test_the_table_is_right() -> None:
+    names = ["weak", "a_strong_one", "mid"]
+    played = results([[0, 1, 4], [9, 0, 7], [6, 3, 0]], 10)
+    text, (ratings, errors) = describe(names, played), elo(played)
+    rows = parse_table(text)
+    assert list(rows) == ["a_strong_one", "mid", "weak"], "the best first"
+    assert [shares for shares, _, _ in rows.values()] == [[None, 0.7, 0.9], [0.3, None, 0.6], [0.1, 0.4, None]]
+    for name, (_, rating, error) in rows.items():
+        assert rating == pytest.approx(ratings[names.index(name)], abs=0.5)
+        assert error == pytest.approx(errors[names.index(name)], abs=0.5)
+    header = next(line for line in text.splitlines() if "Elo (95 %)" in line)
+    assert header.split()[:3] == ["1", "2", "3"]
+    first = next(line for line in text.splitlines() if "a_strong_one" in line)
+    assert [first.index("0.70") + 3, first.index("0.90") + 3] == [header.index("2"), header.index("3")], "columns align"
+
+
+# ---- the command evaluate.py -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the train_dir of runs, called as their environments, which no test changes."""
+    train_dir = tmp_path_factory.mktemp("trained")
+    small: dict[str, Any] = {
+        "train_dir": str(train_dir), "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32,
+        "num_batches_per_epoch": 1, "encoder_mlp_layers": (8,), "device": "cpu", "serial_mode": True}
+    for env, settings in {
+            "HigherWins": {"num_policies": 2, "self_play_past_fraction": 0.5,
+                           "self_play_snapshot_every_env_steps": 100},
+            "HunterAndPrey": {"num_policies": 2}, "AlwaysEven": {}, "Payday": {"num_policies": 2}}.items():
+        with APPO(f"tiny_games:{env}", experiment=env, **small, **settings) as appo:
+            appo.train(400)
+    return train_dir
+
+
+@pytest.fixture
+def command(trained: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that calls the command for one of the runs and returns what it printed."""
+    def call(env: str, *argv: str, train_dir: Path = trained) -> str:
+        assert evaluate.main(["--env", f"tiny_games:{env}", "--experiment", env, "--train_dir", str(train_dir), *argv,
+                              "--device=cpu"]) == 0
+        return capsys.readouterr().out
+    return call
+
+
+def test_tournament_of_a_population(command: Callable[..., str], trained: Path) -> None:
+    out = command("HigherWins", "--tournament", "--episodes", "30")
+    assert "2 entries, 30 games each two" in out
+    rows = parse_table(out)
+    assert rows.keys() == {"policy_00", "policy_01"}
+    shares = [[share for share in row[0] if share is not None] for row in rows.values()]
+    assert shares[0][0] + shares[1][0] == pytest.approx(1, abs=0.011)
+    assert sum(row[1] for row in rows.values()) == pytest.approx(0, abs=1)
+    assert command("HigherWins", "--tournament", "--episodes", "30") == out, "one seed gives one result"
+    assert "policy_00" in command("HigherWins", "--tournament", "--episodes", "2", "--checkpoint", "best"), "or latest"
+
+
+def test_tournament_against_checkpoints_and_random(command: Callable[..., str], trained: Path, tmp_path: Path) -> None:
+    snapshot = sorted(policy_dir(trained / "HigherWins", 1).glob("snapshot_*.pt"))[0]
+    other = shutil.copy(snapshot, tmp_path / "my_copy.pt")
+    out = command("HigherWins", "--tournament", "--episodes", "4", "--against", "random", str(snapshot), str(other))
+    assert "5 entries, 4 games each two" in out
+    rows = parse_table(out)
+    assert rows.keys() == {"policy_00", "policy_01", "random", f"policy_01/{snapshot.stem}",
+                           str(other).removesuffix(".pt")}
+    assert all(len(row[0]) == 5 for row in rows.values())
+
+
+def test_a_strong_entry_wins_the_tournament(command: Callable[..., str], trained: Path, tmp_path: Path) -> None:
+    """One that always plays the highest action is the best, whatever its place among the entries."""
+    def strengthen(path: Path) -> None:
+        state = evaluate.checkpoint.load_checkpoint(path)
+        state["model"]["policy_head.bias"][2] = 30.0
+        evaluate.checkpoint.save_checkpoint(state, path)
+
+    shutil.copytree(trained / "HigherWins", tmp_path / "HigherWins")
+    strengthen(evaluate.checkpoint.find_checkpoint(tmp_path / "HigherWins", policy=1))
+    out = command("HigherWins", "--tournament", "--episodes", "60", "--against", "random", train_dir=tmp_path)
+    rows = parse_table(out)
+    assert next(iter(rows)) == "policy_01"
+    assert min(share for share in rows["policy_01"][0] if share is not None) > 0.8
+    strong = evaluate.checkpoint.find_checkpoint(tmp_path / "HigherWins", policy=1)
+    out = command("HigherWins", "--tournament", "--episodes", "60", "--against", str(strong))
+    assert next(iter(parse_table(out))) == str(strong).removesuffix(".pt")
+
+
+def test_one_policy_plays_random(command: Callable[..., str]) -> None:
+    assert parse_table(command("AlwaysEven", "--tournament", "--episodes", "4", "--against", "random")) == {
+        "policy_00": ([None, 0.5], 0.0, pytest.approx(150, abs=100)),
+        "random": ([0.5, None], 0.0, pytest.approx(150, abs=100))}
+
+
+@pytest.mark.parametrize("policy", [0, 1])
+def test_the_policy_that_is_asked_for_plays(command: Callable[..., str], trained: Path, policy: int) -> None:
+    out = command("Payday", "--policy", str(policy), "--episodes", "3")
+    assert f"playing {policy_dir(trained / 'Payday', policy)}/" in out
+    assert "3 episodes: return 4.50 +- 0.00" in out
+    assert "of each agent" not in out
+
+
+def test_agents_that_differ_are_played_by_policies_of_their_own(command: Callable[..., str], trained: Path) -> None:
+    out = command("HunterAndPrey", "--policy", "1", "--episodes", "4")
+    for policy in range(2):
+        assert f"playing {policy_dir(trained / 'HunterAndPrey', policy)}/" in out
+    assert re.search(r"of each agent: hunter -?\d\.\d\d, prey -?\d\.\d\d", out)
+
+
+@pytest.mark.parametrize("env", ["HigherWins", "HunterAndPrey", "Payday"])
+def test_random_actions_for_comparison(command: Callable[..., str], env: str) -> None:
+    out = command(env, "--checkpoint", "random", "--episodes", "5")
+    assert out.startswith("playing at random\n5 episodes: return ")
+
+
+@pytest.mark.parametrize(("summary", "best"), [
+    ({"true_objective": [1.0, 2.0], "best_return": [9.0, 0.0], "mean_return": [9.0, 0.0]}, 1),
+    ({"true_objective": [-1.0, -2.0], "best_return": [0.0, 9.0], "mean_return": [0.0, 9.0]}, 0),
+    ({"true_objective": [None, -5.0], "best_return": [9.0, 0.0], "mean_return": [9.0, 0.0]}, 1),
+    ({"true_objective": [None, None], "best_return": [3.0, 4.0], "mean_return": [9.0, 0.0]}, 1),
+    ({"true_objective": [None, None], "best_return": [None, None], "mean_return": [-3.0, -4.0]}, 0),
+    ({"mean_return": [1.0, 2.0]}, 1), ({"mean_return": [None, None]}, 0), ({}, 0),
+    ({"true_objective": [1.0, 2.0, 3.0], "mean_return": [2.0, 1.0]}, 0)])  # of another number of policies
+def test_the_best_policy_is_chosen_by_its_objective_or_else_its_return(
+        command: Callable[..., str], trained: Path, tmp_path: Path, summary: dict[str, Any], best: int) -> None:
+    run_dir = Path(shutil.copytree(trained / "Payday", tmp_path / "Payday"))
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    out = command("Payday", "--episodes", "1", train_dir=tmp_path)
+    assert f"playing {policy_dir(run_dir, best)}/" in out
+
+
+@pytest.mark.parametrize(("env", "argv", "fragments"), [
+    ("Payday", ["--tournament"], ["--tournament needs an environment of several agents", "tiny_games:Payday"]),
+    ("HunterAndPrey", ["--tournament"], ["--tournament needs", "with the same spaces"]),
+    ("AlwaysEven", ["--tournament"], ["--tournament needs two entries", "add --against random", "snapshot_*.pt"]),
+    ("HigherWins", ["--tournament", "--against", "no_such.pt"], ["--against: no_such.pt is neither random nor a file"]),
+    ("HigherWins", ["--against", "random"], ["--against needs --tournament"]),
+    ("HigherWins", ["--tournament", "--checkpoint", "random"], ["--checkpoint=random", "use --against random"]),
+    ("HigherWins", ["--tournament", "--render"], ["--tournament shows no games"]),
+    ("HigherWins", ["--tournament", "--record_video", "game.mp4"], ["--tournament shows no games"]),
+    ("HigherWins", ["--tournament", "--episodes", "0"], ["--episodes=0 must be at least 1"]),
+    ("HigherWins", ["--tournament", "--against"], ["--against", "expected at least one"]),
+    ("HigherWins", ["--policy", "2"], ["--policy=2 is unknown", "policies 0 to 1"]),
+    ("HigherWins", ["--policy", "-3"], ["--policy=-3", "policies 0 to 1"]),
+    ("HigherWins", ["--policy", "first"], ["--policy", "'first'"]),
+    ("HigherWins", ["--checkpoint", "no_such.pt"], ["--checkpoint=no_such.pt is neither best, latest, random nor a"]),
+])
+def test_bad_input_is_refused_with_one_line(trained: Path, capsys: pytest.CaptureFixture[str], env: str,
+                                            argv: list[str], fragments: list[str]) -> None:
+    assert evaluate.main(["--env", f"tiny_games:{env}", "--experiment", env, "--train_dir", str(trained), *argv]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("evaluate.py: ")
+    assert err.count("\n") == 1
+    assert all(fragment in err for fragment in fragments), err
+
+
+def test_entries_of_other_networks_and_damaged_files_are_refused_with_one_line(
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = next(policy_dir(trained / "Payday", 0).glob("checkpoint_*.pt"))
+    damaged = tmp_path / "damaged.pt"
+    damaged.write_bytes(other.read_bytes()[:100])
+    for path, hint in ((other, "another architecture"), (damaged, "damaged")):
+        assert evaluate.main(["--env", "tiny_games:HigherWins", "--experiment", "HigherWins", "--train_dir",
+                              str(trained), "--tournament", "--against", str(path)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"evaluate.py: checkpoint {path} is ")
+        assert hint in err
+        assert err.count("\n") == 1
+
+
+def test_a_policy_without_a_checkpoint_is_refused_with_one_line(trained: Path, tmp_path: Path,
+                                                                capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = Path(shutil.copytree(trained / "Payday", tmp_path / "Payday"))
+    shutil.rmtree(policy_dir(run_dir, 1))
+    assert evaluate.main(["--env", "tiny_games:Payday", "--experiment", "Payday", "--train_dir", str(tmp_path),
+                          "--policy", "1"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"evaluate.py: {policy_dir(run_dir, 1)} holds no checkpoint")
+    assert err.count("\n") == 1
+
+
+# ---- the command plot.py -----------------------------------------------------------------------------------------
+
+EVENTS = [
+    {"policy": 0, "policy_steps": 0, "env_steps": 0, "objective": None, "donor": None, "words": "policy 0 begins",
+     "learning_rate": 1e-3, "gamma": 0.99, "shaping/use": True},
+    {"policy": 1, "policy_steps": 0, "env_steps": 0, "objective": None, "donor": None, "words": "policy 1 begins",
+     "learning_rate": 1e-2, "gamma": 0.99, "shaping/use": True},
+    {"policy": 1, "policy_steps": 900, "env_steps": 1900, "objective": -3.5, "donor": None, "words": "unchanged",
+     "learning_rate": 1e-2, "gamma": 0.99, "shaping/use": True},
+    {"policy": 0, "policy_steps": 1000, "env_steps": 2000, "objective": -7.0, "donor": 1, "words": "a copy of policy 1",
+     "learning_rate": 1.2e-2, "gamma": 0.99, "shaping/use": False},
+]
+ROWS = [{"wall_sec": 60.0 * i, "env_steps": 1000 * i, "mean_return": None if i == 0 else float(i), "extra": i * i,
+         "policies": [{"mean_return": i + 0.5, "true_objective": -1.0 * i}, {"mean_return": None, "win_rate": 0.5}]}
+        for i in range(5)]
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path.parent
+
+
+def picture(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("L"))
+
+
+def ink(path: Path) -> int:
+    """Count the pixels of a picture that are not white."""
+    return int((picture(path) < 250).sum())
+
+
+def test_population_is_drawn(tmp_path: Path) -> None:
+    """The number of panels tells what has changed: here the learning rate and the shaping, beside the objective."""
+    run_dir, output = write_lines(tmp_path / "run" / "population.jsonl", EVENTS), tmp_path / "population.png"
+    assert plot.main([str(run_dir), str(output), "--population"]) == 0
+    assert picture(output).shape == (300, 1200)
+    whole = ink(output)
+    write_lines(run_dir / "population.jsonl", EVENTS[:2])
+    assert plot.main([str(run_dir), str(output), "--population"]) == 0
+    assert picture(output).shape == (300, 800)
+    assert whole > ink(output) > 1000
+
+
+@pytest.mark.parametrize("key", ["mean_return", "true_objective", "extra"])
+def test_a_key_is_drawn(tmp_path: Path, key: str) -> None:
+    run_dir = write_lines(tmp_path / "run" / "metrics.jsonl", ROWS)
+    assert plot.main([str(run_dir), str(tmp_path / "curve.png"), "--key", key]) == 0
+    assert ink(tmp_path / "curve.png") > 1000
+    whole, *policies = plot.read_curves(run_dir, key)
+    assert len(policies) == 2
+    assert whole[2] == {"mean_return": [1, 2, 3, 4], "true_objective": [], "extra": [0, 1, 4, 9, 16]}[key]
+    assert policies[0] == {
+        "mean_return": ([0, 1, 2, 3, 4], [0, 0.001, 0.002, 0.003, 0.004], [0.5, 1.5, 2.5, 3.5, 4.5]),
+        "true_objective": ([0, 1, 2, 3, 4], [0, 0.001, 0.002, 0.003, 0.004], [0, -1, -2, -3, -4]),
+        "extra": ([], [], [])}[key]
+    assert policies[1] == ([], [], [])
+
+
+def test_real_runs_are_drawn(trained: Path, tmp_path: Path) -> None:
+    runs = [str(trained / name) for name in ("HigherWins", "Payday", "AlwaysEven")]
+    for key in ("mean_return", "win_rate_vs_past", "sgd_steps"):
+        assert plot.main([*runs, str(tmp_path / f"{key}.png"), "--key", key]) == 0
+        assert ink(tmp_path / f"{key}.png") > 1000
+
+
+@pytest.mark.parametrize(("argv", "fragments"), [
+    (["{tmp}/none", "{tmp}/out.png"], ["{tmp}/none holds no metrics.jsonl"]),
+    (["{tmp}/run", "{tmp}/none", "{tmp}/out.png"], ["{tmp}/none holds no metrics.jsonl"]),
+    (["{tmp}/none", "{tmp}/out.png", "--population"], ["{tmp}/none holds no population.jsonl"]),
+    (["{tmp}/run", "{tmp}/run", "{tmp}/out.png", "--population"], ["--population draws one run"]),
+    (["{tmp}/empty", "{tmp}/out.png", "--population"], ["{tmp}/empty"]),
+    (["{tmp}/run", "{tmp}/out.png", "--key", "mean_retrun"], ["mean_retrun"]),
+    (["{tmp}/run", "{tmp}/out.png", "--key", "policies"], ["policies"]),
+    (["{tmp}/run", "{tmp}/out.nothing"], ["{tmp}/out.nothing"]),
+    (["{tmp}/run", "{tmp}/no_such_folder/out.png"], ["{tmp}/no_such_folder"]),
+], ids=str)
+def test_plot_refuses_bad_input_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str],
+                                              fragments: list[str]) -> None:
+    write_lines(tmp_path / "run" / "metrics.jsonl", ROWS)
+    write_lines(tmp_path / "run" / "population.jsonl", EVENTS)
+    write_lines(tmp_path / "empty" / "population.jsonl", [])
+    assert plot.main([argument.format(tmp=tmp_path) for argument in argv]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("plot.py: ")
+    assert err.count("\n") == 1
+    assert all(fragment.format(tmp=tmp_path) in err for fragment in fragments), err
+    assert not list(tmp_path.glob("out.*"))

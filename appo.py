@@ -82,7 +82,7 @@ class APPO:
     def __init__(self, env: str | Callable, **settings: Any) -> None:
         """Make the system for an environment id, with settings of `Config` that differ from its defaults.
 
-        `env`, `encoder`, `core` and `model` may also be functions, defined at the top level of a file.
+        `env`, `encoder`, `core`, `model` and `policy_mapping` may also be functions at the top level of a file.
         """
         given = {"env": env, **settings}
         cfg = self.cfg = configure({name: reference(value) if callable(value) else value

@@ -55,8 +55,9 @@ class Config:
     """All settings of a run. Raises `UserError`, saying what to set instead, when a value is impossible."""
 
     # ---- run -------------------------------------------------------------------------------------------------
-    env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0; "
-                      "or module:function, a function that makes one environment")
+    env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0, "
+                      "pettingzoo:mpe2.simple_spread_v3; or module:function, which makes one environment, of one agent "
+                      "or several")
     train_dir: str = option("train_dir", "run", "folder that holds all runs")
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
@@ -155,18 +156,20 @@ class Config:
     num_policies: int = option(1, "population", "policies trained at once, each with its own learner; every agent "
                                "draws one of them at random when its episode begins")
     pbt_mix_policies_in_one_env: bool = option(True, "population", "draw a policy for each agent of an environment; "
-                                               "False: one draw for all of them")
+                                               "False: one draw for all of them; not with --policy_mapping")
     policy_mapping: str = option("", "population", "module:function, a choice of policies of your own "
                                  "(examples/custom_mapping.py)")
     self_play_past_fraction: float = option(0.0, "population", "share of the opponents of a policy that are played by "
                                             "earlier versions of it; these do not learn")
     self_play_snapshots: int = option(5, "population", "earlier versions of each policy to keep as opponents")
     self_play_snapshot_every_env_steps: int = option(
-        100_000, "population", "env_steps of a policy between two snapshots of it; the newest ones are kept")
+        100_000, "population", "decisions of all agents of a policy between two snapshots of it; the newest are kept")
     with_pbt: bool = option(False, "population", "population-based training: replace bad policies by good ones and "
                             "mutate their settings")
-    pbt_period_env_steps: int = option(5_000_000, "population", "env_steps of a policy between two of its updates")
-    pbt_start_mutation: int = option(20_000_000, "population", "env_steps of a policy before its first update")
+    pbt_period_env_steps: int = option(5_000_000, "population", "decisions of all agents of a policy between two of "
+                                       "its updates")
+    pbt_start_mutation: int = option(20_000_000, "population", "decisions of all agents of a policy before its first "
+                                     "update")
     pbt_replace_fraction: float = option(0.3, "population", "share of the policies that count as the best, and as the "
                                          "worst")
     pbt_replace_reward_gap: float = option(0.1, "population", "replace a policy only when the better one's objective "

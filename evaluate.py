@@ -35,7 +35,7 @@ def make_arguments() -> OneLineParser:
     parser.add_argument("--train_dir", default="train_dir", help="folder that holds all runs [train_dir]")
     parser.add_argument("--experiment", default="", help="name of the run's folder; empty: the environment id")
     parser.add_argument("--checkpoint", default="", help="best, latest, a file, or random: random actions "
-                        "for comparison [best, else latest; in a tournament latest]")
+                        "for comparison [best, else latest; after self-play and in a tournament latest]")
     parser.add_argument("--policy", type=int, default=-1, metavar="NUMBER",
                         help="which policy of a population plays [the one with the best score]")
     parser.add_argument("--tournament", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
@@ -242,10 +242,13 @@ def evaluate(args: argparse.Namespace) -> None:
         raise UserError("--tournament shows no games; leave out --render and --record_video")
     if args.against and not args.tournament:
         raise UserError("--against needs --tournament")
-    if args.tournament and args.checkpoint == "random":
-        raise UserError("--checkpoint=random plays no tournament; use --against random")
-    args.checkpoint = args.checkpoint or ("latest" if args.tournament else "best")  # in self-play no return is best
+    if args.tournament and args.checkpoint not in ("", "best", "latest"):
+        raise UserError(f"--checkpoint={args.checkpoint} is no entry of a tournament; use --against {args.checkpoint}")
+    if args.tournament and args.policy >= 0:
+        raise UserError("--policy: all policies play in a tournament; leave it out")
     cfg = load_run(args)
+    no_return_is_best = args.tournament or cfg.self_play_past_fraction > 0
+    args.checkpoint = args.checkpoint or ("latest" if no_return_is_best else "best")
     watched = args.render or args.record_video is not None
     render_mode = "human" if args.render else "rgb_array" if args.record_video else None
     num_envs = 1 if watched else min(args.episodes, MAX_ENVS)

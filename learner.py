@@ -122,7 +122,7 @@ class Learner:
 
     @property
     def policy_steps(self) -> int:
-        """Count the env_steps of all agents that have played this policy."""
+        """Count the decisions of all agents that have played this policy."""
         return int(self.buffers.policy_steps[:, self.policy].sum())
 
     def save(self, kind: int) -> None:

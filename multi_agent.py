@@ -204,6 +204,8 @@ class ParallelVectorEnv(VectorEnv):
     def _write(kind: AgentKind, space: spaces.Space, leaves: dict[str, np.ndarray],
                seen: list[tuple[int, Any, Any]]) -> None:
         """Write the observations of some agents of a kind into the arrays of all of them."""
+        if kind.has_mask:
+            leaves[ACTION_MASK][:] = 1  # of those that are missing
         if not seen:
             return
         places = [place for place, _, _ in seen]
@@ -211,7 +213,6 @@ class ParallelVectorEnv(VectorEnv):
         flat = kind.flatten(batch)
         if kind.has_mask:
             flat[ACTION_MASK] = kind.join_masks([mask for _, _, mask in seen])
-            leaves[ACTION_MASK][:] = 1  # of those that are missing
         with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
             for name, value in flat.items():
                 leaves[name][places] = value

@@ -2,8 +2,9 @@
 
 The rules are Sample Factory's (arXiv 2006.11751, section 3.5), after population-based training (arXiv 1711.09846):
 
-    when        a policy is due at its own env_steps: first after `pbt_start_mutation`, then every
-                `pbt_period_env_steps`; and only when every policy has finished an episode
+    when        by a policy's own steps, the decisions of all agents that play it: not before `pbt_start_mutation`,
+                and `pbt_period_env_steps` after its last update (or the beginning); and only when every policy that
+                it competes with, those for agents with the same spaces, has finished an episode
     rank        by objective, the mean over the last 100 episodes; ceil(fraction * N) policies are the best, as many
                 the worst
     best        nothing happens to them
@@ -11,6 +12,8 @@ The rules are Sample Factory's (arXiv 2006.11751, section 3.5), after population
     worst       one of the best is drawn as a donor; if it is better by both gaps, its weights and optimizer are copied,
                 and its settings, mutated; else they are treated like the middle
     policy 0    is never mutated: it begins with the settings of the command line and takes over those of a donor
+
+With --lr_schedule=kl_adaptive a mutated learning rate is only where the schedule goes on from.
 
 Settings and reward shaping are flat dicts, {name: number}. Used by `rollout_worker.py` (who plays) and `population.py`
 (which applies the rest). Read next: `population.py`.
@@ -116,7 +119,7 @@ def draw_snapshots(num_snapshots: Sequence[int], fraction: float, rng: np.random
 
 
 def is_due(steps: int, last_update: int, start: int, period: int) -> bool:
-    """Tell whether it is a policy's turn, by its own env_steps now and at its last update."""
+    """Tell whether it is a policy's turn, by its own steps now and at its last update."""
     return steps >= start and steps - last_update >= period
 
 

@@ -74,13 +74,12 @@ class Population:
                                   relative_gap=cfg.pbt_replace_reward_gap,
                                   absolute_gap=cfg.pbt_replace_reward_gap_absolute)
             source = policy if decision.donor is None else decision.donor
-            before = self.settings[policy] | self.shaping[policy]
+            before = self.numbers(policy)
             self.settings[policy], self.shaping[policy] = self.settings[source], self.shaping[source]
             if decision.mutate:
                 self._mutate(policy, source)
             changes = [f"{name} {_show(before[name])} -> {_show(value)}"
-                       for name, value in (self.settings[policy] | self.shaping[policy]).items()
-                       if value != before[name]]
+                       for name, value in self.numbers(policy).items() if value != before[name]]
             decision = decision._replace(words="; ".join([decision.words, *changes]))
             if decision.donor is not None:
                 self.copying[policy] = decision.donor

@@ -32,6 +32,7 @@ class PolicyRecords:
     """What one policy reports, since the last row and over its last episodes."""
 
     def __init__(self, cfg: Config, policy: int, earlier: dict[str, Any], sgd_steps: int) -> None:
+        # of the true objective where there is one: shaped returns cannot be compared when the shaping changes
         best = _entry(earlier, "best_return", policy)
         self.best_return: float = -math.inf if best is None else best
         self.returns: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
@@ -244,8 +245,8 @@ class Records:
         saves = [(number, kind) for number in range(len(self.policies)) for kind in kinds]
         for number, policy in enumerate(self.policies):
             full = len(policy.returns) == RETURN_WINDOW
-            if full and policy.mean_return > policy.best_return and now - policy.last_best >= BEST_EVERY_SEC:
-                policy.best_return, policy.last_best = policy.mean_return, now
+            if full and policy.objective > policy.best_return and now - policy.last_best >= BEST_EVERY_SEC:
+                policy.best_return, policy.last_best = policy.objective, now
                 saves.append((number, SAVE_BEST))
         return saves
 
@@ -420,9 +421,15 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the events of a population (`population.py`); empty when there are none."""
+    """Read the events of a population (`population.py`), but not a last one cut off by a crash."""
     path = run_dir / "population.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    events = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            break
+    return events
 
 
 def format_duration(seconds: float) -> str:

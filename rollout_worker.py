@@ -40,7 +40,17 @@ MAX_IDLE_STEPS = 10_000  # steps in a row in which no agent of a split acts
 
 
 class Split:
-    """One vector environment and its M agents: what each of them is doing."""
+    """One vector environment and its M agents: what each of them is doing.
+
+    The life of an agent in one episode, and the flags that are set meanwhile:
+
+        absent     (fresh)                    it has not acted yet; when it first acts, its row t opens
+        acting     open, acting               obs[t] is stored, an action is awaited
+        pending    open                       it has acted, but not again: row t stays open and gathers rewards; when
+                                              it acts again, the row closes and row t + 1 opens
+        final      open, acting, final        the episode is over: row t only asks for the value of the last observation
+        gone       (over)                     until the environment begins its next episode
+    """
 
     def __init__(self, cfg: Config, index: int, buffers: SharedBuffers, make_env: Callable) -> None:
         self.index = index
@@ -51,18 +61,18 @@ class Split:
         self.snapshot = buffers.agent_snapshot[index].numpy()
         self.slots = buffers.agent_slot[index].numpy()
         self.t = buffers.agent_t[index].numpy()
-        num_agents = len(self.slots)
+        M = len(self.slots)
         self.slots[:], self.t[:], self.snapshot[:] = NO_SLOT, 0, CURRENT
-        self.policy = np.zeros(num_agents, np.int64)  # whom each agent plays in this episode
-        self.open = np.zeros(num_agents, bool)  # row t is under way
-        self.final = np.zeros(num_agents, bool)  # row t is the one after the episode's last observation
-        self.acting = np.zeros(num_agents, bool)  # an action is awaited for the latest observation
-        self.fresh = np.ones(num_agents, bool)  # the episode's first observation was not acted on yet
-        self.rewards = np.zeros(num_agents)  # since the last action
-        self.over = np.zeros(num_agents, bool)  # the agent has ended its episode
-        self.episode_return = np.zeros(num_agents)
-        self.episode_length = np.zeros(num_agents, np.int64)  # decisions
-        self.last_states = [np.zeros((num_agents, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
+        self.policy = np.zeros(M, np.int64)  # whom each agent plays in this episode
+        self.open = np.zeros(M, bool)  # row t is under way
+        self.final = np.zeros(M, bool)  # row t is the one after the episode's last observation
+        self.acting = np.zeros(M, bool)  # an action is awaited for the latest observation
+        self.fresh = np.ones(M, bool)  # the episode's first observation was not acted on yet
+        self.rewards = np.zeros(M)  # since the last action
+        self.over = np.zeros(M, bool)  # the agent has ended its episode
+        self.episode_return = np.zeros(M)
+        self.episode_length = np.zeros(M, np.int64)  # decisions
+        self.last_states = [np.zeros((M, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
         self.latest: Step = self.env.reset(cfg.seed + index * cfg.envs_per_split)
         self.answers_missing = 0  # of the policies that were asked
 
@@ -289,7 +299,7 @@ class RolloutWorker:
     def cut_short_ones(self, split: Split, short: np.ndarray) -> None:
         """End the unfinished trajectories of some agents ([M] bool) after the last row whose value is known.
 
-        An agent that has acted, but was not on turn since, loses that row.
+        That of obs[t] comes with the next action: one row is lost.
         """
         pending = short & split.open & ~split.acting
         split.t[pending] += 1  # the hidden state after the action
@@ -320,9 +330,11 @@ class RolloutWorker:
             return True
         # others must not go on in an unfinished trajectory: not in the middle of an episode, and not what never learns
         flexible = needy & split.fresh & (split.snapshot == CURRENT)
-        if not self.has_slots(split.policy[needy & ~flexible], split.policy[flexible]):
+        rigid = needy & ~flexible
+        self.free_unfinished(split.policy[rigid])
+        if not self.has_slots(split.policy[rigid], split.policy[flexible]):
             return False
-        for m in np.flatnonzero(needy & ~flexible):
+        for m in np.flatnonzero(rigid):
             split.slots[m], split.t[m] = self.free_slots[split.policy[m]].popleft(), 0
         for m in np.flatnonzero(flexible):
             unfinished = self.unfinished[split.policy[m]]
@@ -334,21 +346,29 @@ class RolloutWorker:
         return True
 
     def has_slots(self, rigid: np.ndarray, flexible: np.ndarray) -> bool:
-        """Tell whether there are slots for agents of these policies, free ones for `rigid`, any for `flexible`.
-
-        Unfinished trajectories are handed in where free slots are missing. So no worker waits for ever: all slots of a
-        policy that no agent holds are on their way to its learner, or become so.
-        """
-        enough = True
+        """Tell whether there are slots for agents of these policies, free ones for `rigid`, any for `flexible`."""
         for policy, (free, unfinished) in enumerate(zip(self.free_slots, self.unfinished, strict=True)):
-            num_rigid = np.count_nonzero(rigid == policy)
-            missing = num_rigid - len(free)
-            for _ in range(min(missing, len(unfinished))):
+            num_rigid, num_flexible = np.count_nonzero(rigid == policy), np.count_nonzero(flexible == policy)
+            if num_rigid > len(free) or num_rigid + num_flexible > len(free) + len(unfinished):
+                return False
+        return True
+
+    def free_unfinished(self, rigid: np.ndarray) -> None:
+        """Hand unfinished trajectories in where agents of these policies lack free slots and too few are on their way.
+
+        So no worker waits for ever: the slots of a policy that no agent holds become free.
+        """
+        for policy, (free, unfinished) in enumerate(zip(self.free_slots, self.unfinished, strict=True)):
+            missing = np.count_nonzero(rigid == policy) - len(free)
+            if missing <= 0 or not unfinished:
+                continue
+            held = sum(np.count_nonzero((split.slots != NO_SLOT) & (split.policy == policy))
+                       for split in self.splits.values())
+            on_their_way = self.buffers.slots_per_worker - held - len(free) - len(unfinished)
+            for _ in range(min(missing - on_their_way, len(unfinished))):
                 slot, t = unfinished.popleft()
                 self.cut(slot, t)
                 self.hand_in(slot)
-            enough &= missing <= 0 and num_rigid + np.count_nonzero(flexible == policy) <= len(free) + len(unfinished)
-        return enough
 
     # ---- requests ------------------------------------------------------------------------------------------------
 

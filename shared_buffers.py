@@ -240,7 +240,7 @@ class SharedBuffers:
         self.agent_t = shared(cfg.num_splits, agents_per_split)
         # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
         self.env_steps = shared(cfg.num_workers)
-        self.policy_steps = shared(cfg.num_workers, cfg.num_policies)  # the same, of the agents of each policy
+        self.policy_steps = shared(cfg.num_workers, cfg.num_policies)  # decisions of the agents of each policy
         self.evaluation_steps = shared()  # a sign of life of the evaluator
         # set once, by the supervisor: a learner leaves its dataset after at most one more SGD step
         self.stopping = shared(dtype=torch.bool)

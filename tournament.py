@@ -1,8 +1,8 @@
 """Policies that play each other: a matrix of results, and Elo ratings with confidence.
 
 An entry is a policy, an earlier version of one, or "random". In a game two entries share the agents of an environment:
-one plays the first, third, ... agent, the other the second, fourth, ...; in half of the games they change seats. Whose
-agents have the higher mean return has won. Used by `evaluate.py`.
+one plays the first, third, ... agent, the other the second, fourth, ...; in every other environment they change seats.
+Whose agents have the higher mean return has won. Used by `evaluate.py`.
 """
 
 from collections.abc import Callable, Sequence

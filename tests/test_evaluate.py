@@ -83,6 +83,7 @@ def test_records_a_video_of_the_true_picture(trained: Path, tmp_path: Path) -> N
     (["--experiment", "nothing_here"], "train first"), (["--episodes", "0"], "at least 1"),
     (["--checkpoint", "/no/such/file"], "neither best, latest, random nor a file"), (["--episode", "3"], "--episodes"),
     (["--policy", "1"], "--policy=1 is unknown"), (["--against", "random"], "needs --tournament"),
+    (["--tournament", "--checkpoint", "x.pt"], "--against x.pt"), (["--tournament", "--policy", "0"], "leave it out"),
     (["--tournament"], "several agents"), (["--tournament", "--render"], "shows no games"),
 ])
 def test_bad_input_is_one_line(trained: Path, capsys: pytest.CaptureFixture[str], arguments: list[str],

@@ -306,6 +306,19 @@ def test_an_agent_may_join_in_the_middle_of_an_episode(kind: type) -> None:
     assert tape.actions == [{"bob": 1}, {"ann": 1, "bob": 1}]
 
 
+def test_a_kind_with_masks_may_be_absent_at_the_beginning() -> None:
+    masked = {agent: spaces.Dict({"look": spaces.Box(-1, 1, (size,), np.float32),
+                                  "action_mask": spaces.MultiBinary(3)}) for agent, size in (("ann", 1), ("bob", 2))}
+
+    def sees(size: int) -> dict[str, np.ndarray]:
+        return {"look": np.zeros(size, np.float32), "action_mask": np.array([1, 0, 1], np.int8)}
+
+    env = make(Tape([Frame({"bob": sees(2)}), Frame({"ann": sees(1), "bob": sees(2)})], space=masked))
+    step = env.reset(0)
+    assert step.active.tolist() == [False, True]
+    assert [obs["action_mask"].tolist() for obs in step.obs] == [[[1, 1, 1]], [[1, 0, 1]]]
+
+
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
 

@@ -279,7 +279,7 @@ def test_each_event_follows_from_the_one_before_and_from_its_donor(finished: Sim
             else:
                 assert value == source[name]
         assert event["words"].split("; ")[1:] == [
-            f"{name.removeprefix('shaping/')} {show(now[policy][name])} -> {show(value)}"
+            f"{name} {show(now[policy][name])} -> {show(value)}"
             for name, value in numbers.items() if value != now[policy][name]]
         kinds.add((event["donor"] is not None, is_mutated))
         now[policy] = numbers

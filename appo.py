@@ -29,19 +29,18 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 import torch.multiprocessing
 from gymnasium import spaces
 
 import checkpoint
-from config import Config, UserError, cpu_cores, find_function, load_saved, make_config, reference, run_dir_of
+from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of
 from envs import make_vector_env, profile
 from evaluator import Evaluator
 from learner import CPU_BYTES_PER_PASS, Learner
 from model import body_dtype, choose_device, make_model
-from pbt import Decision, kinds_by_mapping, kinds_of_policies
+from pbt import Decision, assign_kinds
 from policy_worker import PolicyWorker
 from population import Population
 from records import Records
@@ -90,6 +89,7 @@ class APPO:
         context = None if cfg.serial_mode else start_context()  # first, since it takes seconds
         self.devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
         self.info = probe(cfg)
+        check_opponents(cfg, self.info)
         kind_of_policy = assign_kinds(cfg, self.info)
         models, paths, states = zip(*(load_policy(cfg, policy, *self.info.kinds[kind])
                                       for policy, kind in enumerate(kind_of_policy)), strict=True)
@@ -288,7 +288,7 @@ class APPO:
         self._send_all(buffers.inboxes, (STOP, 0))
         for policy in buffers.policies:
             self._send_all([policy.requests] * cfg.policy_workers_per_policy, (STOP, 0))
-        self._send_all([*(policy.trajectories for policy in buffers.policies), buffers.evaluations], (STOP, 0))
+        self._send_all([*(policy.trajectories_done for policy in buffers.policies), buffers.evaluations], (STOP, 0))
         deadline = time.monotonic() + STOP_GRACE_SEC
         while any(process.is_alive() for process in self.processes) and time.monotonic() < deadline:
             self._read_reports(0.05, expect_death=True)
@@ -314,8 +314,8 @@ class APPO:
             while not worker.inbox.empty():
                 worker.handle(*worker.inbox.get())
         for learner, policy in zip(self.learners, self.buffers.policies, strict=True):
-            while not policy.trajectories.empty():
-                learner.handle(*policy.trajectories.get())
+            while not policy.trajectories_done.empty():
+                learner.handle(*policy.trajectories_done.get())
         while not self.buffers.evaluations.empty():
             self.evaluator.handle(*self.buffers.evaluations.get())
         for worker, policy in zip(self.policy_workers, self.buffers.policies, strict=True):
@@ -342,7 +342,7 @@ class APPO:
             self.num_ready += 1
             return
         if kind == "saved" and content[1] == SAVE_DONOR:
-            self.population.donor_saved(content[0])
+            self.population.donor_saved()
         elif kind == "saved":
             self.pending_saves -= 1
         elif kind == "evaluated":
@@ -366,7 +366,7 @@ class APPO:
             counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps.tolist())}
             for number, policy in enumerate(self.buffers.policies):
                 name = self._learner_name(number)
-                if policy.trajectories.empty():  # it has nothing to do: its policy may seldom be drawn
+                if policy.trajectories_done.empty():  # it has nothing to do: its policy may seldom be drawn
                     self.moved.pop(name, None)
                 else:
                     counters[name] = policy.weights.version
@@ -390,7 +390,7 @@ class APPO:
 
     def _request_save(self, policy: int, kind: int) -> None:
         self.pending_saves += 1
-        self.buffers.policies[policy].trajectories.put((SAVE, kind))
+        self.buffers.policies[policy].trajectories_done.put((SAVE, kind))
 
     def _update_population(self) -> None:
         """Let population-based training decide about the policies that are due."""
@@ -577,16 +577,11 @@ def probe(cfg: Config) -> EnvInfo:
     return describe(env)
 
 
-def assign_kinds(cfg: Config, info: EnvInfo) -> list[int]:
-    """Tell which kind of agents each policy plays. Raises `UserError` when that is impossible."""
+def check_opponents(cfg: Config, info: EnvInfo) -> None:
+    """Raise `UserError` when there is nobody to play against."""
     if cfg.self_play_past_fraction and len(info.agents) < 2:
         raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
                         "agent")
-    if not cfg.policy_mapping:
-        return kinds_of_policies(len(info.kinds), cfg.num_policies)
-    mapping, rng = find_function("policy_mapping", cfg.policy_mapping), np.random.default_rng(cfg.seed)
-    draws = [mapping(info.agents, cfg.num_policies, rng) for _ in range(1000)]
-    return kinds_by_mapping(draws, info.agents, info.kind_of_agent, cfg.num_policies)
 
 
 def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],

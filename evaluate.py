@@ -19,11 +19,11 @@ from PIL import Image
 
 import checkpoint
 import tournament
-from appo import assign_kinds
 from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool, run_dir_of
 from envs import find_spec, make_vector_env
 from evaluator import MAX_ENVS, SEED_OFFSET, Episode, Player, RandomPlayer, play
 from model import body_dtype, choose_device, make_model
+from pbt import assign_kinds
 from records import read_summary
 from vector_env import VectorEnv, describe
 
@@ -116,7 +116,8 @@ def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[
     players = []
     for number, kind in enumerate(env.kinds):
         plays = policy if kinds[policy] == number else kinds.index(number)
-        path = find_policy(cfg, args.checkpoint if plays == policy else "best", plays)
+        is_file = args.checkpoint not in ("best", "latest")  # of the policy asked for
+        path = find_policy(cfg, "best" if is_file and plays != policy else args.checkpoint, plays)
         model, dtype, env_steps = load_model(cfg, path, env, number, plays)
         print(f"playing {path} ({env_steps:,} env_steps)")
         players.append(Player(model, dtype, env, kind.index, deterministic=args.deterministic))

@@ -209,7 +209,7 @@ class Learner:
     def run_batcher(self) -> None:
         """Copy trajectories into batches, pass other messages on, until told to stop."""
         try:
-            while (message := self.shared.trajectories.get())[0] != STOP:
+            while (message := self.shared.trajectories_done.get())[0] != STOP:
                 if message[0] != SLOT:
                     self.work.put(message)
                 elif not self.buffers.stopping and self.collect(message[1]):

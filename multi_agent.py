@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from config import UserError
 from flat_spaces import ACTION_MASK, flatten_mask
@@ -97,6 +97,7 @@ class ParallelVectorEnv(VectorEnv):
         self.kinds = [AgentKind(name, *pair, np.flatnonzero(kinds == k), squash_actions=squash_actions)
                       for k, pair in enumerate(pairs)]
         self._pairs = pairs
+        self._batch_spaces = [batch_space(kind.action_space, len(kind.index)) for kind in self.kinds]
         self._place = np.zeros(len(kinds), np.int64)  # of each agent in its kind
         for kind in self.kinds:
             self._place[kind.index] = np.arange(len(kind.index))
@@ -111,10 +112,10 @@ class ParallelVectorEnv(VectorEnv):
         fresh = [self._reset(i, seed + i) for i in range(self.num_envs)]
         for kind_number, kind in enumerate(self.kinds):
             if not kind.has_mask and any(ACTION_MASK in (info or {}) for _, infos in fresh
-                                         for agent, info in infos.items()
-                                         if self.kind_of_agent[self._number[agent]] == kind_number):
+                                         for agent, info in infos.items() if agent in self._number
+                                         and self.kind_of_agent[self._number[agent]] == kind_number):
                 kind.expect_mask_in_info()
-        self._obs = [{name: np.zeros((len(kind.index), *leaf.shape), _storage(leaf))
+        self._obs = [{name: np.zeros((len(kind.index), *leaf.shape), leaf.dtype)
                       for name, leaf in kind.obs_space.items()} for kind in self.kinds]
         return self._gather([(obs, {}, {}, {}, infos) for obs, infos in fresh], np.ones(self.num_envs, bool))
 
@@ -122,7 +123,8 @@ class ParallelVectorEnv(VectorEnv):
         self.num_steps += 1
         rows = [np.where(self._active[kind.index, None], kind_rows, 0)
                 for kind, kind_rows in zip(self.kinds, actions, strict=True)]
-        decoded = [kind.actions(kind_rows) for kind, kind_rows in zip(self.kinds, rows, strict=True)]
+        decoded = [list(iterate(space, kind.actions(kind_rows)))
+                   for space, kind, kind_rows in zip(self._batch_spaces, self.kinds, rows, strict=True)]
         begins = np.array([not live for live in self._live])
         results = []
         for i, env in enumerate(self._envs):
@@ -135,7 +137,7 @@ class ParallelVectorEnv(VectorEnv):
                 number = self._number[agent]
                 if agent in getattr(env, "agents", self._live[i]):
                     place = self._place[i * len(self.agents) + number]
-                    chosen[agent] = _row(decoded[self.kind_of_agent[number]], place)
+                    chosen[agent] = decoded[self.kind_of_agent[number]][place]
             with naming_failures(self.name, self.seed + i, self.num_steps, "step"):
                 results.append(env.step(chosen))
         return self._gather(results, begins)
@@ -236,20 +238,9 @@ class ParallelVectorEnv(VectorEnv):
                 env.close()
 
 
-def _row(batch: Any, i: int) -> Any:
-    """Take one action out of a batch of actions."""
-    if isinstance(batch, dict):
-        return {key: _row(part, i) for key, part in batch.items()}
-    return tuple(_row(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
-
-
 def _space(env: Any, what: str, agent: Any) -> spaces.Space:
     space = getattr(env, what)
     space = space(agent) if callable(space) else space[agent]
     if not isinstance(space, spaces.Space):
         raise UserError(f"{what}({agent!r}) is {space!r}, not a gymnasium space")
     return space
-
-
-def _storage(leaf: spaces.Space) -> Any:
-    return np.int64 if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)) else leaf.dtype

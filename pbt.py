@@ -1,4 +1,4 @@
-"""The population as pure functions over numbers: who plays whom, who is replaced by whom, what a mutation changes.
+"""The population as pure functions: who plays whom, who is replaced by whom, what a mutation changes.
 
 The rules are Sample Factory's (arXiv 2006.11751, section 3.5), after population-based training (arXiv 1711.09846):
 
@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from config import Config, UserError
+from config import Config, UserError, find_function
+from vector_env import EnvInfo
 
 # the settings of a learner that a mutation may change, and their legal range; a coefficient of 0 is off and stays so
 LIMITS: dict[str, tuple[float, float]] = {
@@ -37,6 +38,7 @@ SHAPING_LIMITS = (1e-12, 1e12)  # of the absolute value
 GAMMA_FACTORS = (1.01, 1.2)  # of 1 - gamma
 RETURN_TO_DEFAULT = 0.01  # the share of mutations that undo all earlier ones
 EPSILON = 1e-9
+NUM_PROBES = 1000  # draws of a user's mapping before the run begins
 
 # ---- who plays ---------------------------------------------------------------------------------------------------
 
@@ -50,6 +52,18 @@ def kinds_of_policies(num_kinds: int, num_policies: int) -> list[int]:
         raise UserError(f"the agents have {num_kinds} different pairs of observation and action space, and each needs "
                         f"a policy of its own; set --num_policies={num_kinds}, or a multiple")
     return [policy % num_kinds for policy in range(num_policies)]
+
+
+def assign_kinds(cfg: Config, info: EnvInfo) -> list[int]:
+    """Tell which kind of agents each policy plays: by many draws of the user's mapping, or else by turns.
+
+    Raises `UserError` when that is impossible.
+    """
+    if not cfg.policy_mapping:
+        return kinds_of_policies(len(info.kinds), cfg.num_policies)
+    mapping, rng = find_function("policy_mapping", cfg.policy_mapping), np.random.default_rng(cfg.seed)
+    draws = [mapping(info.agents, cfg.num_policies, rng) for _ in range(NUM_PROBES)]
+    return kinds_by_mapping(draws, info.agents, info.kind_of_agent, cfg.num_policies)
 
 
 def draw_policies(kind_of_agent: Sequence[int], kind_of_policy: Sequence[int], rng: np.random.Generator,

@@ -39,8 +39,8 @@ class Population:
         self.default_shaping = pbt.flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
         self.settings = [self.default_settings] * cfg.num_policies
         self.shaping = [self.default_shaping] * cfg.num_policies
-        self.last_update: dict[int, int] = {}  # env_steps of each policy
-        self.copying: dict[int, int] = {}  # policies that wait for their donor to save itself
+        self.last_update: dict[int, int] = {}  # of each policy, in its own steps
+        self.copying: tuple[int, int] | None = None  # a policy that waits for its donor to save itself, and the donor
         self.history = cfg.run_dir / "population.jsonl"
         if not resumed:
             self.history.unlink(missing_ok=True)  # of a run that ended before it could be resumed
@@ -61,13 +61,15 @@ class Population:
 
         Args:
             objectives: the mean objective of each policy, None before its first episode.
-            steps: env_steps of each policy.
+            steps: the decisions of all agents of each policy so far.
+
+        While a policy waits for its donor nothing else is decided, so that the donor's file is what was decided upon.
         """
         cfg, kinds = self.cfg, self.buffers.kind_of_policy
         decisions = []
         for policy in range(cfg.num_policies):
             rivals = {other: objectives[other] for other in range(cfg.num_policies) if kinds[other] == kinds[policy]}
-            if (policy in self.copying or None in rivals.values() or not pbt.is_due(
+            if (self.copying or None in rivals.values() or not pbt.is_due(
                     steps[policy], self.last_update[policy], cfg.pbt_start_mutation, cfg.pbt_period_env_steps)):
                 continue
             decision = pbt.decide(policy, rivals, self.rng, fraction=cfg.pbt_replace_fraction,
@@ -82,7 +84,7 @@ class Population:
                        for name, value in self.numbers(policy).items() if value != before[name]]
             decision = decision._replace(words="; ".join([decision.words, *changes]))
             if decision.donor is not None:
-                self.copying[policy] = decision.donor
+                self.copying = policy, decision.donor
                 self._send(decision.donor, (SAVE, SAVE_DONOR))
             elif changes:
                 self._publish(policy)
@@ -91,13 +93,13 @@ class Population:
             decisions.append(decision)
         return decisions
 
-    def donor_saved(self, donor: int) -> None:
-        """Let the policies that wait for this donor copy it."""
-        for policy in [policy for policy, waits_for in self.copying.items() if waits_for == donor]:
-            del self.copying[policy]
-            self._publish(policy)
-            self._send(policy, (COPY, donor))
-            self._send(policy, (CONFIGURE, 0))
+    def donor_saved(self) -> None:
+        """Let the policy that waits for its donor copy it."""
+        policy, donor = self.copying
+        self.copying = None
+        self._publish(policy)
+        self._send(policy, (COPY, donor))
+        self._send(policy, (CONFIGURE, 0))
 
     def numbers(self, policy: int) -> Numbers:
         """Return all that may be mutated of a policy, for the records."""
@@ -119,7 +121,7 @@ class Population:
     # ---- effects -------------------------------------------------------------------------------------------------
 
     def _send(self, policy: int, message: tuple[int, int]) -> None:
-        self.buffers.policies[policy].trajectories.put(message)
+        self.buffers.policies[policy].trajectories_done.put(message)
 
     def _publish(self, policy: int) -> None:
         """Write a policy's numbers where its learner and the rollout workers read them, and into its files."""

@@ -49,7 +49,7 @@ class Split:
         pending    open                       it has acted, but not again: row t stays open and gathers rewards; when
                                               it acts again, the row closes and row t + 1 opens
         final      open, acting, final        the episode is over: row t only asks for the value of the last observation
-        gone       (over)                     until the environment begins its next episode
+        gone       (has_ended)                until the environment begins its next episode
     """
 
     def __init__(self, cfg: Config, index: int, buffers: SharedBuffers, make_env: Callable) -> None:
@@ -69,7 +69,7 @@ class Split:
         self.acting = np.zeros(M, bool)  # an action is awaited for the latest observation
         self.fresh = np.ones(M, bool)  # the episode's first observation was not acted on yet
         self.rewards = np.zeros(M)  # since the last action
-        self.over = np.zeros(M, bool)  # the agent has ended its episode
+        self.has_ended = np.zeros(M, bool)  # the agent's episode is over
         self.episode_return = np.zeros(M)
         self.episode_length = np.zeros(M, np.int64)  # decisions
         self.last_states = [np.zeros((M, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
@@ -150,9 +150,9 @@ class RolloutWorker:
         closing = split.open & (step.active | over | split.final)
         self.close_rows(split, step, closing)
         split.open &= ~(closing & split.final)  # now they are gone
-        split.final = over & closing
+        split.final = over & closing  # not of an agent that never acted: it has no row
         if np.count_nonzero(over):
-            split.over |= over
+            split.has_ended |= over
             self.report_episodes(split, over, step.objectives)
         for env in step.begins.nonzero()[0]:
             self.begin_episode(split, int(env))
@@ -223,12 +223,12 @@ class RolloutWorker:
         if self.draws:
             self.report_matches(split, own)
             self.draw(split, env, own)
-        split.fresh[own], split.over[own] = True, False
+        split.fresh[own], split.has_ended[own] = True, False
         split.episode_return[own] = split.episode_length[own] = 0
 
     def report_matches(self, split: Split, own: slice) -> None:
         """Report how the current policies did against earlier ones in the episode that has ended."""
-        took_part = split.over[own]
+        took_part = split.has_ended[own]
         current = took_part & (split.snapshot[own] == CURRENT)
         earlier = took_part & ~current
         if not current.any() or not earlier.any():
@@ -310,7 +310,7 @@ class RolloutWorker:
 
     def hand_in(self, slot: int) -> None:
         """Give a slot to its policy's learner."""
-        self.buffers.policies[self.buffers.policy_of_slot(slot)].trajectories.put((SLOT, slot))
+        self.buffers.policies[self.buffers.policy_of_slot(slot)].trajectories_done.put((SLOT, slot))
 
     def cut(self, slot: int, t: int) -> None:
         """End a trajectory before row t: what follows is not valid, the row before bootstraps from obs[t]."""

@@ -10,17 +10,17 @@ that a message only has to name the split.
 
 The protocol, as (kind, index) pairs; p is a policy:
 
-    queue              from                 message             meaning
-    requests[p]        rollout worker    -> (SPLIT, split)      obs[slot, t] of the split's agents of p await actions
-    inboxes[worker]    policy worker     -> (SPLIT, split)      ... actions, log_probs, values, ... of p are written
-    trajectories[p]    rollout worker    -> (SLOT, slot)        the trajectory is complete
-    inboxes[worker]    learner           -> (SLOT, slot)        the slot is copied (or trained on) and free again
-    inboxes[worker]    supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
-    trajectories[p]    supervisor        -> (SAVE, kind)        write a checkpoint when this message's turn comes
-    trajectories[p]    supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
-    trajectories[p]    supervisor        -> (CONFIGURE, 0)      read the policy's new settings
-    evaluations        supervisor        -> (EVALUATE, 0)       score the newest policies
-    all four           supervisor        -> (STOP, 0)           leave run(); one for each reader
+    queue                 from                 message             meaning
+    requests[p]           rollout worker    -> (SPLIT, split)      obs[slot, t] of the split's agents of p await actions
+    inboxes[worker]       policy worker     -> (SPLIT, split)      ... actions, log_probs, values, ... of p are written
+    trajectories_done[p]  rollout worker    -> (SLOT, slot)        the trajectory is complete
+    inboxes[worker]       learner           -> (SLOT, slot)        the slot is copied (or trained on) and free again
+    inboxes[worker]       supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
+    trajectories_done[p]  supervisor        -> (SAVE, kind)        write a checkpoint when this message's turn comes
+    trajectories_done[p]  supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
+    trajectories_done[p]  supervisor        -> (CONFIGURE, 0)      read the policy's new settings
+    evaluations           supervisor        -> (EVALUATE, 0)       score the newest policies
+    all four              supervisor        -> (STOP, 0)           leave run(); one for each reader
 
 A free slot is a message in its owner's inbox like any other: the worker never blocks on one thing while it could do
 another, and no split can starve a split of another worker.
@@ -184,7 +184,7 @@ class PolicyBuffers:
         self.kind, self.first_slot = kind, first_slot
         self.weights = weights
         self.requests, self.requests_lock = make_queue(), make_lock()
-        self.trajectories = make_queue()
+        self.trajectories_done = make_queue()
 
 
 class SharedBuffers:

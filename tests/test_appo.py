@@ -135,7 +135,7 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
     class SlowLearner(Learner):
         def sgd_step(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             time.sleep(0.02)
-            in_transit.append(shared.trajectories.qsize())
+            in_transit.append(shared.trajectories_done.qsize())
             return super().sgd_step(data)
 
     learner = SlowLearner(cfg, buffers, 0, CPU, lambda report: reports.append(report[2]))
@@ -146,7 +146,7 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
         time.sleep(0.05)
     most_in_transit = max(in_transit)
     buffers.stopping.fill_(True)
-    for messages in (*buffers.inboxes, shared.requests, shared.trajectories):
+    for messages in (*buffers.inboxes, shared.requests, shared.trajectories_done):
         messages.put((STOP, 0))
     for thread in threads:
         thread.join(30)
@@ -173,7 +173,7 @@ def test_without_a_learner_sampling_stops_when_all_slots_are_full() -> None:
         server.serve([shared.requests.get()])
         while not buffers.inboxes[0].empty():
             worker.handle(*buffers.inboxes[0].get())
-    done = [shared.trajectories.get() for _ in range(shared.trajectories.qsize())]
+    done = [shared.trajectories_done.get() for _ in range(shared.trajectories_done.qsize())]
     assert all(kind == SLOT for kind, _ in done)
     assert len({slot for _, slot in done}) == len(done) == buffers.num_slots
 

@@ -734,11 +734,11 @@ def test_the_batcher_waits_with_a_full_batch_until_training_gives_it_the_next() 
     rig.learner.next_batch = NothingYet()
     rig.act([0, 1, 2, 3])
     for slot in (0, 1, 2, 3, 0, 1):
-        rig.shared.trajectories.put((SLOT, slot))
-    rig.shared.trajectories.put((STOP, 0))
+        rig.shared.trajectories_done.put((SLOT, slot))
+    rig.shared.trajectories_done.put((STOP, 0))
     rig.learner.run_batcher()
     assert [type(item) for item in drain(rig.learner.work)] == [Batch, queue.Empty]
-    assert drain(rig.shared.trajectories) == [(SLOT, 0), (SLOT, 1), (STOP, 0)]
+    assert drain(rig.shared.trajectories_done) == [(SLOT, 0), (SLOT, 1), (STOP, 0)]
     assert drain(rig.buffers.inboxes[0]) == [(SLOT, slot) for slot in range(4)]
 
 
@@ -765,8 +765,8 @@ def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
     rig = Rig()
     rig.act([0, 1, 2, 3])
     for slot in (0, 1, 2, 3, 3, 2):
-        rig.shared.trajectories.put((SLOT, slot))
-    rig.shared.trajectories.put((STOP, 0))
+        rig.shared.trajectories_done.put((SLOT, slot))
+    rig.shared.trajectories_done.put((STOP, 0))
     rig.learner.run()
     assert [kind for kind, *_ in rig.reports] == ["trained"]
     assert rig.learner.sgd_steps == 1
@@ -775,6 +775,6 @@ def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
 
 def test_run_raises_the_batchers_error() -> None:
     rig = Rig()
-    rig.shared.trajectories.put((SLOT, 10_000))
+    rig.shared.trajectories_done.put((SLOT, 10_000))
     with pytest.raises(IndexError):
         rig.learner.run()

@@ -90,8 +90,8 @@ class Rig:
         while len(by_agent) < AGENTS or min(map(len, by_agent.values())) < num_trajectories:
             self.policy_worker.serve([self.shared.requests.get_nowait()])
             worker.handle(*self.buffers.inboxes[0].get_nowait())
-            while not self.shared.trajectories.empty():
-                _, slot = self.shared.trajectories.get()
+            while not self.shared.trajectories_done.empty():
+                _, slot = self.shared.trajectories_done.get()
                 data = {name: tensor[slot].clone() for name, tensor in self.trajectories.items()}
                 by_agent.setdefault(round(10 * float(data["obs/obs"][0, 0])), []).append(data)
                 for tensor in self.trajectories.values():

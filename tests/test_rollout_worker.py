@@ -53,7 +53,7 @@ def collect(cfg: Config, num_trajectories: int) -> tuple[list[dict[str, np.ndarr
         inbox.put((RESUME, 0))
     trajectories = []
     for _ in range(num_trajectories):
-        kind, slot = shared.trajectories.get(timeout=30)
+        kind, slot = shared.trajectories_done.get(timeout=30)
         assert kind == SLOT
         trajectories.append({name: tensor[slot].numpy().copy() for name, tensor in slots.items()})
         for tensor in slots.values():
@@ -164,8 +164,8 @@ def test_double_buffering_steps_one_split_while_the_other_waits_for_actions() ->
         for _ in range(60):
             server.serve([shared.requests.get_nowait()])  # the policy worker answers one split ...
             worker.handle(*buffers.inboxes[0].get_nowait())  # ... which is stepped while the others' requests are open
-            while not shared.trajectories.empty():
-                worker.handle(*shared.trajectories.get())
+            while not shared.trajectories_done.empty():
+                worker.handle(*shared.trajectories_done.get())
         assert set(open_during_step) == {expected}
 
 
@@ -184,7 +184,7 @@ def test_a_split_without_free_slots_does_not_hold_up_the_others() -> None:
         while not shared.requests.empty():
             server.serve([shared.requests.get_nowait()])
             worker.handle(*buffers.inboxes[0].get_nowait())
-    done = [shared.trajectories.get_nowait()[1] for _ in range(6)]
+    done = [shared.trajectories_done.get_nowait()[1] for _ in range(6)]
     assert sorted(done) == list(range(6)), "every split finished its trajectories, then all wait for the learner"
     for slot in done:
         worker.handle(SLOT, slot)

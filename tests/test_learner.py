@@ -29,7 +29,7 @@ from learner import (
 )
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
-from shared_buffers import CURRENT, SLOT, SPLIT, STOP
+from shared_buffers import CURRENT, SLOTS, SPLIT, STOP
 from vtrace import gae, vtrace
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
@@ -275,7 +275,7 @@ def test_the_normalizer_sees_valid_rows_only() -> None:
     data = rig.minibatch()
     data["obs/obs"][:, :-1][~data["valid"]] = torch.nan
     rig.learner.update_normalizers(data)
-    rows = data["obs/obs"][:, :-1:4][data["valid"][:, ::4]]
+    rows = data["obs/obs"][:, :-1:8][data["valid"][:, ::8]]
     normalizer = rig.learner.model.normalizers[0]
     assert normalizer.count == len(rows)
     torch.testing.assert_close(normalizer.mean, rows.mean(0))
@@ -306,7 +306,7 @@ def test_samples_older_than_max_policy_lag_are_masked() -> None:
         assert summary["policy_lag_max"] == 3
         assert summary["sgd_steps"] == 11
         assert summary["env_steps_trained"] == 5 * TRAJECTORIES
-        assert rig.learner.model.normalizers[0].count == TRAJECTORIES  # row 4; row 0 was too old
+        assert rig.learner.model.normalizers[0].count == 0  # it takes every 8th row, and row 0 was too old
         trained.append(rig)
     assert_same(trained[0].learner.model.state_dict(), trained[1].learner.model.state_dict())
     assert_same(trained[0].trained(), trained[1].trained())
@@ -696,17 +696,17 @@ def test_asynchronous_mode_frees_each_slot_as_soon_as_it_is_copied() -> None:
     inboxes = rig.buffers.inboxes
     rig.act([0, 1, rig.buffers.slots_per_worker, rig.buffers.slots_per_worker + 1])
     for slot, worker in ((1, 0), (rig.buffers.slots_per_worker, 1), (0, 0)):
-        rig.learner.handle(SLOT, slot)
-        assert drain(inboxes[worker]) == [(SLOT, slot)]
+        rig.learner.handle(SLOTS, slot)
+        assert drain(inboxes[worker]) == [(SLOTS, slot)]
         assert all(inbox.empty() for inbox in inboxes)
     copied = {name: tensor[0].clone() for name, tensor in rig.learner.filling.tensors.items()}
     assert_same(copied, {name: tensor[1] for name, tensor in rig.trajectories.items()})
     rig.act([0, 1, rig.buffers.slots_per_worker, rig.buffers.slots_per_worker + 1], seed=9)  # the slot is used again
     assert_same(copied, {name: tensor[0] for name, tensor in rig.learner.filling.tensors.items()})
     assert not rig.reports
-    rig.learner.handle(SLOT, 1)
+    rig.learner.handle(SLOTS, 1)
     assert rig.trained()["sgd_steps"] == 1
-    assert drain(inboxes[0]) == [(SLOT, 1)]  # once, not again after training
+    assert drain(inboxes[0]) == [(SLOTS, 1)]  # once, not again after training
 
 
 def test_synchronous_mode_frees_slots_only_after_training() -> None:
@@ -714,13 +714,31 @@ def test_synchronous_mode_frees_slots_only_after_training() -> None:
     slots = [2, 0, 3, 1]
     for _ in range(2):
         rig.act(sorted(slots))
-        for slot in slots[:-1]:
-            rig.learner.handle(SLOT, slot)
+        rig.learner.handle(SLOTS, *slots[:-1])
         assert rig.buffers.inboxes[0].empty()
         steps = rig.learner.sgd_steps
-        rig.learner.handle(SLOT, slots[-1])
+        rig.learner.handle(SLOTS, slots[-1])
         assert rig.learner.sgd_steps == steps + 1
-        assert sorted(drain(rig.buffers.inboxes[0])) == [(SLOT, slot) for slot in range(4)]
+        assert drain(rig.buffers.inboxes[0]) == [(SLOTS, 0, 1, 2, 3)]
+
+
+def test_synchronous_mode_gives_each_rollout_worker_its_own_slots_back() -> None:
+    rig = Rig(async_rl=False, num_workers=2, num_envs_per_worker=2)
+    own = rig.buffers.slots_per_worker
+    rig.act([0, 1, own, own + 1])
+    rig.learner.handle(SLOTS, own + 1, own)
+    rig.learner.handle(SLOTS, 1, 0)
+    assert [drain(inbox) for inbox in rig.buffers.inboxes] == [[(SLOTS, 0, 1)], [(SLOTS, own, own + 1)]]
+
+
+def test_slots_that_come_together_may_fill_one_dataset_and_begin_the_next() -> None:
+    rig = Rig()
+    rig.act([0, 1, 2, 3])
+    rig.learner.handle(SLOTS, 0, 1, 2)
+    rig.learner.handle(SLOTS, 3, 0, 1)
+    assert rig.trained()["sgd_steps"] == 1
+    assert rig.learner.filling.slots == [0, 1]
+    assert drain(rig.buffers.inboxes[0]) == [(SLOTS, 0, 1, 2), (SLOTS, 3), (SLOTS, 0, 1)]
 
 
 def test_the_batcher_waits_with_a_full_batch_until_training_gives_it_the_next() -> None:
@@ -733,13 +751,13 @@ def test_the_batcher_waits_with_a_full_batch_until_training_gives_it_the_next() 
 
     rig.learner.next_batch = NothingYet()
     rig.act([0, 1, 2, 3])
-    for slot in (0, 1, 2, 3, 0, 1):
-        rig.shared.trajectories_done.put((SLOT, slot))
+    for slots in ((0, 1), (2, 3), (0,), (1,)):
+        rig.shared.trajectories_done.put((SLOTS, *slots))
     rig.shared.trajectories_done.put((STOP, 0))
     rig.learner.run_batcher()
     assert [type(item) for item in drain(rig.learner.work)] == [Batch, queue.Empty]
-    assert drain(rig.shared.trajectories_done) == [(SLOT, 0), (SLOT, 1), (STOP, 0)]
-    assert drain(rig.buffers.inboxes[0]) == [(SLOT, slot) for slot in range(4)]
+    assert drain(rig.shared.trajectories_done) == [(SLOTS, 0), (SLOTS, 1), (STOP, 0)]
+    assert drain(rig.buffers.inboxes[0]) == [(SLOTS, 0, 1), (SLOTS, 2, 3)]
 
 
 def test_the_next_batch_is_filled_during_the_last_sgd_step_not_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -765,7 +783,7 @@ def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
     rig = Rig()
     rig.act([0, 1, 2, 3])
     for slot in (0, 1, 2, 3, 3, 2):
-        rig.shared.trajectories_done.put((SLOT, slot))
+        rig.shared.trajectories_done.put((SLOTS, slot))
     rig.shared.trajectories_done.put((STOP, 0))
     rig.learner.run()
     assert [kind for kind, *_ in rig.reports] == ["trained"]
@@ -775,6 +793,6 @@ def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
 
 def test_run_raises_the_batchers_error() -> None:
     rig = Rig()
-    rig.shared.trajectories_done.put((SLOT, 10_000))
+    rig.shared.trajectories_done.put((SLOTS, 10_000))
     with pytest.raises(IndexError):
         rig.learner.run()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from config import Config, UserError
 from model import (
     ActorCritic,
+    FastELU,
     FixedNormalizer,
     ImageEncoder,
     ReturnNormalizer,
@@ -231,6 +232,20 @@ def test_equal_returns_stay_finite() -> None:
 # ---- network -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fast_elu_is_elu(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([-1e30, -0.0, 0.0, 200.0, 1e30])]).to(dtype)
+    outputs, gradients = [], []
+    for function in (FastELU(), torch.nn.ELU()):
+        leaf = x.clone().requires_grad_()
+        outputs.append(function(leaf))
+        outputs[-1].sum().backward()
+        gradients.append(leaf.grad)
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8  # of numbers near 1, from which 1 is subtracted
+    torch.testing.assert_close(*outputs, rtol=0, atol=tolerance)
+    torch.testing.assert_close(*gradients, rtol=0, atol=tolerance)
+
+
 @pytest.mark.parametrize("sizes", [(32,), ()])
 @pytest.mark.parametrize("architecture", ["convnet_simple", "convnet_atari", "resnet_impala"])
 def test_image_encoders_take_both_orders_of_axes(architecture: str, sizes: tuple[int, ...]) -> None:
@@ -241,7 +256,8 @@ def test_image_encoders_take_both_orders_of_axes(architecture: str, sizes: tuple
     features = first(images)
     assert features.shape == (2, first.out_size)
     assert last.out_size == first.out_size
-    torch.testing.assert_close(last(images.movedim(1, -1)), features)
+    channels_last = first.convolutions(images).movedim(1, -1).flatten(1)  # the same numbers in the order of the memory
+    torch.testing.assert_close(last(images.movedim(1, -1)), first.mlp(channels_last))
     assert not torch.allclose(features[0], features[1])
 
 

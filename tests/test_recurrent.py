@@ -18,7 +18,7 @@ from learner import Learner, join_groups
 from model import ActorCritic, RecurrentCore, make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from shared_buffers import RESUME, SLOT, SPLIT
+from shared_buffers import RESUME, SLOTS, SPLIT
 from vector_env import AgentKind, Step, VectorEnv
 
 T = 12
@@ -91,12 +91,13 @@ class Rig:
             self.policy_worker.serve([self.shared.requests.get_nowait()])
             worker.handle(*self.buffers.inboxes[0].get_nowait())
             while not self.shared.trajectories_done.empty():
-                _, slot = self.shared.trajectories_done.get()
-                data = {name: tensor[slot].clone() for name, tensor in self.trajectories.items()}
-                by_agent.setdefault(round(10 * float(data["obs/obs"][0, 0])), []).append(data)
-                for tensor in self.trajectories.values():
-                    tensor[slot] = 77  # what a slot held before must never be seen again
-                worker.handle(SLOT, slot)
+                _, *slots = self.shared.trajectories_done.get()
+                for slot in slots:
+                    data = {name: tensor[slot].clone() for name, tensor in self.trajectories.items()}
+                    by_agent.setdefault(round(10 * float(data["obs/obs"][0, 0])), []).append(data)
+                    for tensor in self.trajectories.values():
+                        tensor[slot] = 77  # what a slot held before must never be seen again
+                worker.handle(SLOTS, *slots)
         return [by_agent[agent][:num_trajectories] for agent in range(AGENTS)]
 
     def act(self, obs: Tensor, new_episode: Tensor, states: Tensor) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from config import Config, make_config
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from shared_buffers import PAUSE, RESUME, SLOT, SPLIT, STOP, SharedBuffers
+from shared_buffers import PAUSE, RESUME, SLOTS, SPLIT, STOP, SharedBuffers
 
 T = 8
 
@@ -52,13 +52,14 @@ def collect(cfg: Config, num_trajectories: int) -> tuple[list[dict[str, np.ndarr
     for inbox in buffers.inboxes:
         inbox.put((RESUME, 0))
     trajectories = []
-    for _ in range(num_trajectories):
-        kind, slot = shared.trajectories_done.get(timeout=30)
-        assert kind == SLOT
-        trajectories.append({name: tensor[slot].numpy().copy() for name, tensor in slots.items()})
-        for tensor in slots.values():
-            tensor[slot].fill_(77)  # what a slot held before must never be seen again
-        buffers.inboxes[buffers.worker_of_slot(slot)].put((SLOT, slot))
+    while len(trajectories) < num_trajectories:
+        kind, *done = shared.trajectories_done.get(timeout=30)
+        assert kind == SLOTS
+        for slot in done:
+            trajectories.append({name: tensor[slot].numpy().copy() for name, tensor in slots.items()})
+            for tensor in slots.values():
+                tensor[slot].fill_(77)  # what a slot held before must never be seen again
+        buffers.inboxes[buffers.worker_of_slot(done[0])].put((SLOTS, *done))
     for messages, count in ((shared.requests, len(servers)), *((inbox, 1) for inbox in buffers.inboxes)):
         for _ in range(count):
             messages.put((STOP, 0))
@@ -184,10 +185,11 @@ def test_a_split_without_free_slots_does_not_hold_up_the_others() -> None:
         while not shared.requests.empty():
             server.serve([shared.requests.get_nowait()])
             worker.handle(*buffers.inboxes[0].get_nowait())
-    done = [shared.trajectories_done.get_nowait()[1] for _ in range(6)]
-    assert sorted(done) == list(range(6)), "every split finished its trajectories, then all wait for the learner"
-    for slot in done:
-        worker.handle(SLOT, slot)
+    done = [shared.trajectories_done.get_nowait()[1:] for _ in range(shared.trajectories_done.qsize())]
+    assert sorted(slot for slots in done for slot in slots) == list(range(6)), (
+        "every split finished its trajectories, then all wait for the learner")
+    for slots in done:
+        worker.handle(SLOTS, *slots)
     assert shared.requests.qsize() == 2
 
 

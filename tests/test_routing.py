@@ -29,7 +29,7 @@ from multi_agent import ParallelVectorEnv
 from pbt import kinds_of_policies
 from policy_worker import PolicyWorker
 from rollout_worker import NO_SLOT, RolloutWorker
-from shared_buffers import CURRENT, RESUME, SLOT, STOP, SharedBuffers
+from shared_buffers import CURRENT, RESUME, SLOTS, STOP, SharedBuffers
 from vector_env import EnvInfo, VectorEnv, describe
 
 TIMEOUT = 20  # seconds without a trajectory: a deadlock
@@ -136,10 +136,12 @@ class Recorder:
             drawing[id(worker.rng)] = worker.cfg.seed + split.index * worker.cfg.envs_per_split + env
             draw(worker, split, env, own)
 
-        def hand_in_of(worker: RolloutWorker, slot: int) -> None:
-            self.owners.setdefault(slot, []).extend(
-                (split.index, int(m)) for split in worker.splits.values() for m in np.flatnonzero(split.slots == slot))
-            hand_in(worker, slot)
+        def hand_in_of(worker: RolloutWorker, slots: list[int]) -> None:
+            for slot in slots:
+                self.owners.setdefault(slot, []).extend(
+                    (split.index, int(m)) for split in worker.splits.values()
+                    for m in np.flatnonzero(split.slots == slot))
+            hand_in(worker, slots)
 
         monkeypatch.setattr(rollout_worker, "draw_policies", draw_policies)
         monkeypatch.setattr(counting_agents, "alone_or_together", draw_by_mapping)
@@ -240,20 +242,21 @@ class Learner:
     def run(self) -> None:
         held: list[int] = []
         while (message := self.shared.trajectories_done.get())[0] != STOP:
-            kind, slot = message
-            assert kind == SLOT
-            assert self.buffers.policy_of_slot(slot) == self.policy
-            tensors = self.copy(slot)
-            self.trajectories.append(Trajectory(slot, tensors, len(tensors["rewards"]),
-                                                len(self.trajectories) // self.dataset_size))
-            for tensor in self.storage.values():
-                tensor[slot - self.shared.first_slot].fill_(GARBAGE)  # what a slot held must never be seen again
-            held.append(slot)
-            if len(held) == self.dataset_size:
-                for free in held:
-                    self.buffers.inboxes[self.buffers.worker_of_slot(free)].put((SLOT, free))
-                held = []
-            self.tell(slot)
+            kind, *slots = message
+            assert kind == SLOTS
+            for slot in slots:
+                assert self.buffers.policy_of_slot(slot) == self.policy
+                tensors = self.copy(slot)
+                self.trajectories.append(Trajectory(slot, tensors, len(tensors["rewards"]),
+                                                    len(self.trajectories) // self.dataset_size))
+                for tensor in self.storage.values():
+                    tensor[slot - self.shared.first_slot].fill_(GARBAGE)  # what a slot held must never be seen again
+                held.append(slot)
+                if len(held) == self.dataset_size:
+                    for free in held:
+                        self.buffers.inboxes[self.buffers.worker_of_slot(free)].put((SLOTS, free))
+                    held = []
+                self.tell(slot)
 
     def copy(self, slot: int) -> dict[str, np.ndarray]:
         return {name: tensor[slot - self.shared.first_slot].numpy().copy() for name, tensor in self.storage.items()}

@@ -35,10 +35,12 @@ import torch.multiprocessing
 from gymnasium import spaces
 
 import checkpoint
+import timeline
 from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of
 from envs import make_vector_env, profile
 from evaluator import Evaluator
 from learner import CPU_BYTES_PER_PASS, Learner
+from machine import explain, this_machine
 from model import body_dtype, choose_device, make_model
 from pbt import Decision, assign_kinds
 from policy_worker import PolicyWorker
@@ -75,17 +77,21 @@ class APPO:
             appo.train(100_000)
 
     Between calls of `train` the workers stay alive and wait. Raises `UserError` for impossible settings and
-    `ComponentError` when a component dies; both leave no process behind.
+    `ComponentError` when a component dies; both leave no process behind. A subclass may replace components.
     """
+
+    rollout_worker_class = RolloutWorker
+    policy_worker_class = PolicyWorker
+    learner_class = Learner
 
     def __init__(self, env: str | Callable, **settings: Any) -> None:
         """Make the system for an environment id, with settings of `Config` that differ from its defaults.
 
         `env`, `encoder`, `core`, `model` and `policy_mapping` may also be functions at the top level of a file.
         """
-        given = {"env": env, **settings}
-        cfg = self.cfg = configure({name: reference(value) if callable(value) else value
-                                    for name, value in given.items()})
+        given = {name: reference(value) if callable(value) else value
+                 for name, value in ({"env": env} | settings).items()}
+        cfg = self.cfg = configure(given)
         context = None if cfg.serial_mode else start_context()  # first, since it takes seconds
         self.devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
         self.info = probe(cfg)
@@ -115,6 +121,9 @@ class APPO:
         self.next_evaluation = 0  # env_steps
         self.moved: dict[str, tuple[int, float]] = {}  # each counter's value and when it last changed
         self.ended = False
+        self.recorders: dict[str, timeline.Recorder] = {}  # serial mode only: of each component
+        self.spans: dict[str, list[timeline.Span]] = {}  # of each component, in the order in which they were made
+        self.trained_until = 0  # ns of `time.perf_counter_ns`
         self.records: Records | None = None
         try:
             self.population = Population(cfg, self.buffers, resumed=resumed) if cfg.with_pbt else None
@@ -128,7 +137,9 @@ class APPO:
                 self.records.close_files()
             os.close(self.run_dir_lock)
             raise
-        self.records.log(self._describe(models[0], resumed=resumed))
+        self.records.log(self._describe(models[0]) + "\n" + (
+            f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}" if resumed else
+            explain(this_machine(cfg.device), profile(cfg.env, given), given, self._precision())))
         if self.population is not None:
             self._record_population([])
 
@@ -174,6 +185,7 @@ class APPO:
                 for policy, kind in self.records.tick(self.env_steps, sum(self.versions)):
                     self._request_save(policy, kind)
                 self._update_population()
+            self.trained_until = time.perf_counter_ns()
             self._send_all(self.buffers.inboxes, (PAUSE, 0))
             self.records.end(self.env_steps)
             self._request_evaluation()
@@ -206,6 +218,8 @@ class APPO:
                 self._stop()
                 if self.population is not None:
                     self.population.draw()
+                if self.cfg.trace_sec:
+                    self._write_trace()
         finally:
             self._kill()
             self.records.close(self.env_steps)
@@ -238,25 +252,28 @@ class APPO:
         if context is None:
             torch.set_num_threads(1)  # as in every process of the other modes
             torch.manual_seed(cfg.seed)
-            self.rollout_workers = [RolloutWorker(cfg, buffers, worker, self._receive)
+            self.rollout_workers = [self.rollout_worker_class(cfg, buffers, worker, self._receive)
                                     for worker in range(cfg.num_workers)]
-            self.policy_workers = [PolicyWorker(cfg, buffers, policy, device)
+            self.policy_workers = [self.policy_worker_class(cfg, buffers, policy, device)
                                    for policy, device in enumerate(self.devices)]
-            self.learners = [Learner(cfg, buffers, policy, device, self._receive, path)
+            self.learners = [self.learner_class(cfg, buffers, policy, device, self._receive, path)
                              for policy, (device, path) in enumerate(zip(self.devices, resume_from, strict=True))]
             if cfg.eval_every_env_steps:
                 self.evaluator = Evaluator(cfg, buffers, self.devices, self._receive)
+            if cfg.trace_sec:
+                self._record_components()
             return
         sampler = buffers.without_weights()
         for worker in range(cfg.num_workers):
-            self._spawn(context, f"rollout_worker_{worker}", RolloutWorker, (cfg, sampler, worker), niceness=10)
+            self._spawn(context, f"rollout_worker_{worker}", self.rollout_worker_class, (cfg, sampler, worker),
+                        niceness=10)
         for policy, device in enumerate(self.devices):
             for worker in range(cfg.policy_workers_per_policy):
                 # as nice as the rollout workers: on busy cores requests gather while one is being stepped, and larger
                 # batches are cheaper (CartPole: 17 % more env_steps/s than with niceness 0)
-                self._spawn(context, f"policy_worker_{self._number(policy)}{worker}", PolicyWorker,
+                self._spawn(context, f"policy_worker_{self._number(policy)}{worker}", self.policy_worker_class,
                             (cfg, buffers, policy, device), niceness=10)
-            self._spawn(context, self._learner_name(policy), Learner, (cfg, buffers, policy, device),
+            self._spawn(context, self._learner_name(policy), self.learner_class, (cfg, buffers, policy, device),
                         resume_from=resume_from[policy])
         if cfg.eval_every_env_steps:
             self._spawn(context, "evaluator", Evaluator, (cfg, buffers, self.devices), niceness=10)
@@ -273,8 +290,9 @@ class APPO:
         self.pipes[pipe] = name
         seed = self.cfg.seed + len(self.processes)
         process = context.Process(target=run_component, name=name, daemon=True,
-                                  args=(component, args, kwargs, child_pipe, niceness, seed))
+                                  args=(component, args, kwargs, child_pipe, niceness, seed, self.cfg.trace_sec > 0))
         self.processes.append(process)
+        self.spans[name] = []
         process.start()
         child_pipe.close()  # now the child holds the only writing end: its death is the end of the pipe
 
@@ -304,6 +322,25 @@ class APPO:
         kill_all(self.processes)
         for unfinished in self.cfg.run_dir.rglob("*.tmp"):
             unfinished.unlink(missing_ok=True)
+
+    # ---- timeline ------------------------------------------------------------------------------------------------
+
+    def _record_components(self) -> None:
+        """Record what the components do, in serial mode; elsewhere each process does it for itself."""
+        components = {f"rollout_worker_{i}": worker for i, worker in enumerate(self.rollout_workers)}
+        for policy, (worker, learner) in enumerate(zip(self.policy_workers, self.learners, strict=True)):
+            components |= {f"policy_worker_{self._number(policy)}0": worker, self._learner_name(policy): learner}
+        for name, component in components.items():
+            self.recorders[name] = timeline.Recorder()
+            self.recorders[name].attach(component, waits=False)
+
+    def _write_trace(self) -> None:
+        """Write what all components did in the last seconds of training, and draw it."""
+        spans = self.spans | {name: recorder.spans for name, recorder in self.recorders.items()}
+        path = self.cfg.run_dir / "trace.json"
+        timeline.write_trace(path, spans, self.trained_until - int(self.cfg.trace_sec * 1e9), self.trained_until)
+        picture = timeline.draw_last(path, path.with_name("timeline.png"), seconds=0.5)
+        self.records.log(f"{path}: open it in https://ui.perfetto.dev" + (f"; {picture}" if picture else ""))
 
     # ---- supervision ---------------------------------------------------------------------------------------------
 
@@ -342,6 +379,9 @@ class APPO:
             raise UserError(*content)
         if kind == "ready":
             self.num_ready += 1
+            return
+        if kind == "spans":
+            self.spans[content[0]] = content[1]
             return
         if kind == "saved" and content[1] == SAVE_DONOR:
             self.population.donor_saved()
@@ -419,7 +459,10 @@ class APPO:
         for destination in queues:
             destination.put(message)
 
-    def _describe(self, model: torch.nn.Module, *, resumed: bool) -> str:
+    def _precision(self) -> str:
+        return str(body_dtype(self.cfg, self.devices[0], self.info.kinds[0][0])).removeprefix("torch.")
+
+    def _describe(self, model: torch.nn.Module) -> str:
         cfg, info = self.cfg, self.info
         lines = []
         for kind, (obs_space, action_space) in enumerate(info.kinds):
@@ -427,22 +470,19 @@ class APPO:
             names = [name for name, of in zip(info.agents, info.kind_of_agent, strict=True) if of == kind]
             agents = f" ({', '.join(names)})" if len(info.agents) > 1 else ""
             lines.append(f"{cfg.env}{agents}: {observations} -> {action_space}")
-        dtype = str(body_dtype(cfg, self.devices[0], info.kinds[0][0])).removeprefix("torch.")
         mode = "serial" if cfg.serial_mode else "asynchronous" if cfg.async_rl else "synchronous"
         policies = f"{cfg.num_policies} policies, each with " if cfg.num_policies > 1 else ""
         devices = ", ".join(dict.fromkeys(map(str, self.devices)))
         lines += [
             f"{mode}: {cfg.num_workers} rollout workers x {cfg.num_envs_per_worker} environments in "
             f"{cfg.worker_num_splits} splits, {policies}{cfg.policy_workers_per_policy} policy worker(s), 1 learner; "
-            f"{cpu_description()}, networks on {devices} in {dtype}",
+            f"{cpu_description()}, networks on {devices} in {self._precision()}",
             f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "
             f"{cfg.num_epochs} epoch(s); {sum(p.numel() for p in model.parameters()):,} parameters; "
             f"about {self.memory_bytes / 1e9:.1f} GB of memory, {self.buffers.num_bytes / 1e6:.1f} MB of it "
             "trajectories in shared memory",
             f"records in {cfg.run_dir}",
         ]
-        if resumed:
-            lines.append(f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}")
         return "\n".join(lines)
 
 
@@ -460,19 +500,23 @@ def kill_all(processes: list[Any]) -> None:
 
 
 def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Connection,
-                  niceness: int, seed: int) -> None:
+                  niceness: int, seed: int, trace: bool) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.nice(niceness)
     keep_freed_memory()
     torch.set_num_threads(1)  # cores are shared between processes instead
     torch.manual_seed(seed)
-    if component is not PolicyWorker:
+    if not issubclass(component, PolicyWorker):
         kwargs = {**kwargs, "report": pipe.send}
     try:
-        running = component(*args, **kwargs)
+        running, recorder = component(*args, **kwargs), timeline.Recorder()
+        if trace:
+            recorder.attach(running)
         pipe.send(("ready",))
         running.run()
+        if trace:
+            pipe.send(("spans", multiprocessing.current_process().name, list(recorder.spans)))
     except UserError as error:
         with contextlib.suppress(OSError):
             pipe.send(("refused", str(error)))

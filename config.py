@@ -192,6 +192,8 @@ class Config:
     keep_checkpoints: int = option(2, "records", "periodic checkpoints to keep")
     save_milestones_sec: float = option(math.inf, "records", "seconds between checkpoints that are kept for ever")
     stall_timeout_sec: float = option(300.0, "records", "fail when nothing was sampled or learned for so long")
+    trace_sec: float = option(0.0, "records", "record what every process does in the last so many seconds of training "
+                              "(trace.json, timeline.png); 0: off")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -261,7 +263,7 @@ POSITIVE = (
 NON_NEGATIVE = (
     "seed", "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff", "kl_loss_coeff",
     "max_grad_norm", "max_policy_lag", "res_w", "res_h", "recurrence", "obs_scale", "eval_every_env_steps",
-    "pbt_start_mutation", "pbt_replace_reward_gap", "pbt_replace_reward_gap_absolute")
+    "pbt_start_mutation", "trace_sec", "pbt_replace_reward_gap", "pbt_replace_reward_gap_absolute")
 
 
 def _validate(c: Config) -> None:

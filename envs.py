@@ -4,8 +4,8 @@ Environments with a batched implementation of their own use it (Atari and CartPo
 gymnasium's `SyncVectorEnv`, and those of several agents in `multi_agent.py`.
 
 Each family has a profile: the settings of `Config` that learn well there, as data ("num_envs" is the number of all
-environments, spread over the rollout workers). Used by `rollout_worker.py`, `appo.py` (the spaces), `evaluator.py` and
-`evaluate.py`.
+environments on two cores, spread over the rollout workers; `machine.py` adapts them to others). Used by
+`rollout_worker.py`, `appo.py` (the spaces), `evaluator.py` and `evaluate.py`.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from config import MAX_POLICIES, Config, UserError, cpu_cores, max_workers
+from config import Config, UserError
 from flat_spaces import is_channels_last
+from machine import automatic, this_machine
 from multi_agent import PREFIX, ParallelVectorEnv, is_parallel, pettingzoo_maker
 from vector_env import GymVectorEnv, NameFailures, VectorEnv
 
@@ -38,7 +39,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015, "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01,
-        "max_grad_norm": 1.0, "learner_threads": 2,
+        "max_grad_norm": 1.0,
     },
     "classic_control": {
         "train_for_env_steps": 500_000, "num_envs": 32, "rollout": 32,
@@ -79,7 +80,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015, "adam_eps": 1e-5,
         "lr_adaptive_max": 1e-3,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
-        "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128), "learner_threads": 2,
+        "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128),
     },
     "pettingzoo": {
         "num_envs": 32, "rollout": 32,
@@ -111,7 +112,6 @@ PACKAGES = {"ale_py": "ale-py", "ALE": "ale-py", "mujoco": "'gymnasium[mujoco]'"
             "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo"}
 
 LARGE_OBSERVATIONS = ("atari", "vizdoom")
-MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
 
 # beginnings of entry points
 FAMILIES = {
@@ -184,23 +184,10 @@ def family(env_id: str) -> str:
 
 
 def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that learn well on this environment's family, beside those that are given.
-
-    The number of all environments stays nearly the same whatever the machine, since it decides how much experience is
-    in flight and so how old it is when it is learned from. A population gets more of them, so that each policy's
-    batches stay as large, but not of games with large observations, whose trajectories would fill the memory.
-    """
+    """Return the settings that learn well on this environment's family and machine, beside those that are given."""
     kind = family(env_id)
-    num_policies = min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
-    num_workers = max(1, given.get("num_workers", min(cpu_cores(), max_workers(num_policies))))
-    settings = PROFILES[kind] | {"num_workers": num_workers}
-    if "num_envs" in settings:
-        per_worker = settings.pop("num_envs") / num_workers
-        if kind not in LARGE_OBSERVATIONS:
-            per_worker = max(per_worker, min(per_worker * num_policies, MAX_SLOTS_BY_DEFAULT / num_policies))
-        splits = max(1, given.get("worker_num_splits", 2))
-        settings["num_envs_per_worker"] = splits * max(1, round(per_worker / splits))
-    return settings
+    machine = this_machine(given.get("device", "auto"))
+    return automatic(machine, PROFILES[kind], given, large_observations=kind in LARGE_OBSERVATIONS)
 
 
 def describe_profiles() -> str:

@@ -122,6 +122,8 @@ class Abandoned(Exception):
 class Evaluator:
     """Scores the newest weights on its own environments. One process; shares `SharedBuffers`."""
 
+    SPANS = (("buffers.evaluations.get", "wait for a request"), ("evaluate", "evaluate"))  # for `timeline.py`
+
     def __init__(self, cfg: Config, buffers: SharedBuffers, devices: Sequence[torch.device],
                  report: Callable[[tuple], None]) -> None:
         """Make the environments; report(("evaluated", policy, {name: number})) is called after each evaluation."""

@@ -66,6 +66,12 @@ class Batch:
 class Learner:
     """Owns the weights of one policy and their optimizer. One process; shares `SharedBuffers`."""
 
+    SPANS = (  # what `timeline.py` records
+        ("work.get", "wait for a dataset"), ("shared.trajectories_done.get", "wait for trajectories"),
+        ("next_batch.get", "wait for the learner"), ("copy", "batch"), ("evaluate", "forward"), ("loss", "loss"),
+        ("carry_back", "backward"), ("optimizer.step", "optimizer step"), ("update_normalizers", "normalizers"),
+        ("shared.weights.publish", "publish"))
+
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, device: torch.device,
                  report: Callable[[tuple], None], resume_from: Path | None = None) -> None:
         """Begin with the published weights and, when resuming, the rest of a checkpoint.
@@ -83,7 +89,7 @@ class Learner:
         bytes_per_step = num_bytes({name: specs[name] for name in self.obs_names}, 1) / (cfg.rollout + 1)
         self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / bytes_per_step))
         self.num_threads = 1 if cfg.serial_mode or device.type != "cpu" else cfg.learner_threads
-        self.map = ThreadPoolExecutor(self.num_threads).map if self.num_threads > 1 else map
+        self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
         self.model = make_model(cfg, obs_space, action_space).to(device)
         self.shared.weights.refresh(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), cfg.learning_rate,
@@ -230,16 +236,20 @@ class Learner:
         trained on, so that nothing is sampled meanwhile.
         """
         while slots and not self.buffers.stopping:
-            begin = len(self.filling.slots)
             fitting, slots = slots[: self.filling.num_free], slots[self.filling.num_free:]
-            index = torch.tensor(fitting) - self.shared.first_slot
-            for name, tensor in self.filling.tensors.items():
-                torch.index_select(self.trajectories[name], 0, index, out=tensor[begin : begin + len(fitting)])
-            self.filling.slots += fitting
+            self.copy(fitting)
             if self.cfg.async_rl:
                 self.free_slots(fitting)
             if not self.filling.num_free:
                 yield self.filling
+
+    def copy(self, slots: Sequence[int]) -> None:
+        """Copy trajectories into the batch being filled."""
+        begin = len(self.filling.slots)
+        index = torch.tensor(slots) - self.shared.first_slot
+        for name, tensor in self.filling.tensors.items():
+            torch.index_select(self.trajectories[name], 0, index, out=tensor[begin : begin + len(slots)])
+        self.filling.slots += slots
 
     def free_slots(self, slots: Sequence[int]) -> None:
         """Give slots of one rollout worker back to it."""
@@ -322,7 +332,7 @@ class Learner:
                               for rows in zip(*leaves, strict=True))
         loss, stats = self.loss(parameters.transpose(0, 1), values.T, data)
         loss.backward()
-        list(self.map(torch.autograd.backward, outputs, [tuple(leaf.grad for leaf in part) for part in leaves]))
+        list(self.map(self.carry_back, outputs, leaves))
         return stats
 
     def sequences(self, data: dict[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -356,6 +366,10 @@ class Learner:
         obs = {name.removeprefix("obs/"): part[name].flatten(0, 1) for name in self.obs_names}
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return self.model(self.model.normalize(obs, self.dtype), part["rnn_states"][:, 0], part["new_episode"])[:2]
+
+    def carry_back(self, outputs: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> None:
+        """Carry the gradients that the loss has given to one part's detached outputs back through the network."""
+        torch.autograd.backward(outputs, [leaf.grad for leaf in leaves])
 
     def loss(self, parameters: Tensor, values: Tensor, data: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the APPO loss of a minibatch, and statistics.

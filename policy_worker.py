@@ -21,6 +21,10 @@ from shared_buffers import CURRENT, SPLIT, STOP, Message, SharedBuffers, take_al
 class PolicyWorker:
     """Serves the action requests of one policy. One process; shares `SharedBuffers`."""
 
+    SPANS = (  # what `timeline.py` records
+        ("shared.requests.get", "wait for requests"), ("shared.weights.refresh", "copy weights"), ("gather", "gather"),
+        ("forward", "forward"), ("write", "write"))
+
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, device: torch.device) -> None:
         self.cfg, self.buffers, self.policy, self.device = cfg, buffers, policy, device
         self.shared = buffers.policies[policy]
@@ -73,23 +77,27 @@ class PolicyWorker:
         model, version = self.fetch(snapshot)
         with_last = slots * (self.cfg.rollout + 1) + t  # row in a tensor of T+1 rows a slot
         row = slots * self.cfg.rollout + t
-        obs = {name: self.read(f"obs/{name}", with_last) for name in self.obs_space}
-        rnn_states = self.read("rnn_states", with_last)
-        new_episode = self.read("new_episode", with_last)[:, None]
+        output = self.forward(model, self.gather(with_last))
+        next_states = {"rnn_states": output.pop("rnn_states")}
+        self.write(row, output | {"policy_version": torch.full_like(row, version)})
+        self.write(with_last + 1, next_states)
 
-        parameters, values, rnn_states = model(model.normalize(obs, self.dtype), rnn_states, new_episode)
+    def gather(self, row: Tensor) -> dict[str, Tensor]:
+        """Copy all that the network needs from rows [B] of the trajectories into one batch."""
+        names = [*(f"obs/{name}" for name in self.obs_space), "rnn_states", "new_episode"]
+        # index_select copies whole rows, 20 times faster than [row] for images
+        return {name: self.rows[name].index_select(0, row).to(self.device) for name in names}
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Evaluate the network and draw actions; return what belongs into the trajectories, {name: [B, ...]}."""
+        obs = model.normalize({name: batch[f"obs/{name}"] for name in self.obs_space}, self.dtype)
+        parameters, values, rnn_states = model(obs, batch["rnn_states"], batch["new_episode"][:, None])
         distribution = model.distribution(parameters)
         actions = distribution.sample()
-        self.write("actions", row, actions)
-        self.write("action_parameters", row, parameters)
-        self.write("log_probs", row, distribution.log_prob(actions))
-        self.write("values", row, model.returns.denormalize(values))
-        self.write("policy_version", row, torch.full_like(row, version))
-        self.write("rnn_states", with_last + 1, rnn_states)
+        return {"actions": actions, "action_parameters": parameters, "log_probs": distribution.log_prob(actions),
+                "values": model.returns.denormalize(values), "rnn_states": rnn_states}
 
-    def read(self, name: str, row: Tensor) -> Tensor:
-        # 20 times faster than [row] for images: each row is one copy of memory
-        return self.rows[name].index_select(0, row).to(self.device)
-
-    def write(self, name: str, row: Tensor, value: Tensor) -> None:
-        self.rows[name][row] = value.to("cpu")
+    def write(self, row: Tensor, output: dict[str, Tensor]) -> None:
+        """Write an output into rows [B] of the trajectories."""
+        for name, value in output.items():
+            self.rows[name][row] = value.to("cpu")

@@ -260,7 +260,7 @@ class Records:
             "wall_sec": self.wall_sec, "fps": fps, "num_episodes": self.num_episodes,
         }
         if not self.cfg.serial_mode:
-            row["memory_mb"] = self._measure_memory() / 1e6
+            row["memory_mb"] = self.measure_memory() / 1e6
         parts = [policy.take_row() for policy in self.policies]
         self._write_tensorboard(row, parts)
         row |= parts[0] if len(parts) == 1 else join_rows(parts)
@@ -277,7 +277,7 @@ class Records:
                     step = part["eval_env_steps"] if name.startswith("eval_") else run["env_steps"]
                     policy.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, step)
 
-    def _measure_memory(self) -> int:
+    def measure_memory(self) -> int:
         """Return the bytes of memory of all processes of the run, shared pages counted once."""
         total = 0
         process = psutil.Process()

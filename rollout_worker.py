@@ -80,6 +80,10 @@ class Split:
 class RolloutWorker:
     """Steps its splits whenever their actions are there. One process; shares `SharedBuffers`."""
 
+    SPANS = (  # what `timeline.py` records
+        ("inbox.get", "wait for actions"), ("step", lambda split: f"step split {split.index}"), ("absorb", "store"),
+        ("send_requests", "ask"))
+
     def __init__(self, cfg: Config, buffers: SharedBuffers, worker: int, report: Callable[[tuple], None],
                  make_env: Callable = make_vector_env) -> None:
         """Make and reset the environments.

@@ -1,0 +1,133 @@
+"""The benchmark: its arithmetic, its commands on a small environment. No test depends on how fast anything is."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import benchmark
+from appo import APPO, configure
+from benchmark import Costs, RandomSampler, Sampler, Throughput, measure_throughput, modes, parse, run_other
+from config import Config, UserError
+
+ROOT = Path(__file__).parents[1]
+SMALL = {"env": "CartPole-v1", "num_workers": 2, "num_envs_per_worker": 4, "batch_size": 64, "num_batches_per_epoch": 1}
+FLAGS = [f"--{name}={value}" for name, value in SMALL.items()]
+
+
+def config(tmp_path: Path, **settings: Any) -> Config:
+    return configure({**SMALL, "train_dir": str(tmp_path), **settings})
+
+
+def test_the_bound_on_a_cpu_shares_all_cores_between_all_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "cpu_cores", lambda: 4)
+    costs = Costs(simulation=200.0, inference=100.0, training=50.0, message=10.0)
+    cfg = config(tmp_path, num_epochs=2, device="cpu")
+    assert costs.bound(cfg) == (pytest.approx(4 / 400e-6), "4 cores / (200.0 + 100.0 + 2 x 50.0) us")
+    assert costs.bound(cfg, sampler_only=True)[0] == pytest.approx(4 / 300e-6)
+
+
+@pytest.mark.parametrize(("training", "expected"), [(40.0, 4 / 200e-6), (400.0, 1 / 410e-6)])
+def test_the_bound_with_a_gpu_is_that_of_the_scarcer_resource(training: float, expected: float, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "cpu_cores", lambda: 4)
+    monkeypatch.setattr(benchmark, "choose_device", lambda name: benchmark.torch.device("cuda"))
+    costs = Costs(simulation=200.0, inference=10.0, training=training, message=10.0)
+    assert costs.bound(config(tmp_path, num_epochs=1))[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("system", [APPO, Sampler, RandomSampler])
+def test_every_system_is_measured(system: type[APPO]) -> None:
+    result = measure_throughput(SMALL, 0.5, system)
+    assert result.env_steps_per_sec > 0
+    assert result.start_sec > 0
+    assert result.peak_memory_bytes > 1e8
+    assert (result.lag_mean > 0) == (system is APPO)
+
+
+def test_the_modes_are_valid_and_synchronous_ones_hold_one_trajectory_of_each_environment(tmp_path: Path) -> None:
+    for batch in (64, 128, 96):
+        cfg = config(tmp_path, batch_size=batch)
+        rows = modes(cfg)
+        assert len({name for name, _ in rows}) == 4
+        for _, settings in rows:
+            changed = config(tmp_path, **{"batch_size": batch} | settings)
+            if not changed.async_rl:
+                assert changed.trajectories_per_dataset == changed.num_workers * changed.num_envs_per_worker
+
+
+@pytest.mark.parametrize(("command", "expected"), [
+    (["components"], ["simulation, one core (2 environments)", "training pass", "bound without learning", "measured"]),
+    (["throughput", "--random_actions"], ["as configured", "of simulation"]),
+    (["throughput", "--modes", "--repeats", "2"], ["synchronous, 1 split", "asynchronous, double-buffered"]),
+    (["compare", "--other", "theirs", "1000"], ["this system", "theirs (recorded)"])])
+def test_the_commands_run(command: list[str], expected: list[str]) -> None:
+    run = subprocess.run([sys.executable, "benchmark.py", *command, "--seconds", "0.3", *FLAGS], cwd=ROOT, check=False,
+                         capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    assert not run.stderr
+    for text in expected:
+        assert text in run.stdout
+
+
+def test_scaling_changes_one_size_at_a_time_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                      capsys: pytest.CaptureFixture) -> None:
+    seen = []
+
+    def measure(settings: dict[str, Any], seconds: float) -> Throughput:
+        seen.append(settings)
+        configure(settings | {"train_dir": str(tmp_path)})
+        return Throughput(1000.0 * len(seen), 1.0, 2, 3.0, 10**9)
+
+    monkeypatch.setattr(benchmark, "measure_throughput", measure)
+    picture = tmp_path / "scaling.png"
+    assert benchmark.main(["scaling", *FLAGS, "--output", str(picture)]) == 0
+    assert picture.stat().st_size > 1000
+    base = {"num_workers": 2, "num_envs_per_worker": 4, "worker_num_splits": 2, "policy_workers_per_policy": 1}
+    for settings in seen:
+        assert sum(settings.get(name, value) != value for name, value in base.items()) <= 1
+    assert "num_envs_per_worker=64" in capsys.readouterr().out
+
+
+def test_another_program_is_measured_by_its_last_figure_and_ended_with_all_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = (f"sleep 600 & echo $! $$ > {pids}; trap '' INT; "
+               "for i in 1 2 3 4 5 6 7 8 9; do echo noise; echo fps 1,00$i.5; sleep 0.2; done")
+    assert 1001.5 < run_other("theirs", command, r"fps ([\d.,]+)", 0.5) <= 1009.5
+    for pid in pids.read_text().split():
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < deadline, "it still runs"
+            time.sleep(0.05)
+
+
+def test_a_program_that_prints_no_figure_is_an_error() -> None:
+    with pytest.raises(UserError, match="theirs"):
+        run_other("theirs", "echo hello", "fps ([0-9]+)", 0.1)
+
+
+@pytest.mark.parametrize("argv", [
+    [], ["fly"], ["components"], ["components", "--env=CartPole-v1", "--seconds=0"], ["compare", "--env=CartPole-v1"],
+    ["compare", "--env=CartPole-v1", "--other", "name"], ["compare", "--env=CartPole-v1", "--other", "name", "fast"],
+    ["throughput", "--env=CartPole-v1", "--num_wokers=2"]])
+def test_bad_input_is_one_line(argv: list[str], capsys: pytest.CaptureFixture) -> None:
+    assert benchmark.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("benchmark.py: ")
+    assert error.count("\n") == 1
+
+
+def test_own_flags_do_not_reach_the_configuration() -> None:
+    args = parse(["compare", "--seconds", "3", "--env", "CartPole-v1", "--other", "a", "1", "--other", "b", "c", "d"])
+    assert args.settings == {"env": "CartPole-v1"}
+    assert (args.seconds, args.other) == (3.0, [["a", "1"], ["b", "c", "d"]])
+
+
+def test_nothing_is_left_in_the_working_folder() -> None:
+    before = sorted(os.listdir(ROOT))
+    measure_throughput(SMALL, 0.2, RandomSampler)
+    assert sorted(os.listdir(ROOT)) == before

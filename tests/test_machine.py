@@ -1,0 +1,54 @@
+"""Automatic settings: valid on every machine, what was given stays, two cores get the measured ones."""
+
+import pytest
+
+from config import make_config
+from envs import LARGE_OBSERVATIONS, PROFILES
+from machine import Machine, automatic, explain
+
+MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 8, 16, 36, 128) for gpus in (0, 1, 2)]
+
+
+def settings_of(machine: Machine, family: str, given: dict) -> dict:
+    return automatic(machine, PROFILES[family], given, large_observations=family in LARGE_OBSERVATIONS)
+
+
+@pytest.mark.parametrize("family", PROFILES)
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+@pytest.mark.parametrize("given", [{}, {"num_workers": 3}, {"num_policies": 4}, {"worker_num_splits": 3}], ids=str)
+def test_settings_are_valid_and_what_was_given_stays(family: str, machine: Machine, given: dict) -> None:
+    settings = settings_of(machine, family, given)
+    cfg = make_config(settings, given)
+    assert {name: getattr(cfg, name) for name in given} == given
+    assert cfg.policy_workers_per_policy * cfg.num_policies <= max(machine.cores, cfg.num_policies)
+    in_flight = cfg.num_workers * cfg.num_envs_per_worker * cfg.rollout
+    dataset = cfg.batch_size * cfg.num_batches_per_epoch
+    if not given and family in LARGE_OBSERVATIONS and machine.cores <= 16:
+        assert in_flight <= 4 * dataset, "experience would be old before it is learned from"
+
+
+def test_two_cores_get_what_was_measured_there() -> None:
+    settings = settings_of(Machine(2, 0), "atari", {})
+    expected = {"num_workers": 2, "num_envs_per_worker": 32, "rollout": 64, "batch_size": 1024, "learner_threads": 2,
+                "policy_workers_per_policy": 1}
+    assert {name: settings[name] for name in expected} == expected
+
+
+def test_more_cores_and_a_gpu_get_more_environments_and_larger_batches() -> None:
+    small, large, gpu = (settings_of(machine, "atari", {}) for machine in (
+        Machine(2, 0), Machine(16, 0), Machine(16, 1)))
+    num_envs = [settings["num_workers"] * settings["num_envs_per_worker"] for settings in (small, large, gpu)]
+    assert num_envs == [64, 256, 512]
+    assert [settings["batch_size"] for settings in (small, large, gpu)] == [1024, 2048, 2048]
+    assert [settings["learner_threads"] for settings in (small, large, gpu)] == [2, 12, 1]
+
+
+def test_the_explanation_is_one_line_and_leaves_out_what_was_given() -> None:
+    given = {"num_workers": 5}
+    line = explain(Machine(16, 1), settings_of(Machine(16, 1), "atari", given), given, "bfloat16")
+    assert line.startswith("chosen for 16 cores, a GPU: ")
+    assert "\n" not in line
+    assert "rollout workers" not in line
+    assert "minibatches of 2048" in line
+    assert "bfloat16" in line
+    assert "bfloat16" not in explain(Machine(1, 0), {}, {"precision": "bfloat16"}, "bfloat16")

@@ -1,0 +1,153 @@
+"""The timeline: what is recorded, what the trace file holds, the picture."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import timeline
+from learner import Learner
+from policy_worker import PolicyWorker
+from rollout_worker import RolloutWorker
+from timeline import Recorder, Row, Span, by_depth, read_trace, write_trace
+
+ROOT = Path(__file__).parents[1]
+
+
+class Worker:
+    SPANS = (("step", lambda split: f"step {split}"), ("queue.get", "wait for work"))
+
+    def __init__(self) -> None:
+        self.queue = SimpleNamespace(get=lambda: time.sleep(0.002))
+
+    def step(self, split: int) -> int:
+        if split < 0:
+            raise ValueError(split)
+        self.queue.get()
+        return 2 * split
+
+
+def test_the_recorder_writes_down_names_threads_and_nesting() -> None:
+    worker, recorder = Worker(), Recorder()
+    recorder.attach(worker)
+    assert worker.step(3) == 6
+    thread = threading.Thread(target=worker.step, args=(4,), name="second")
+    thread.start()
+    thread.join()
+    inner, outer, _, other = recorder.spans
+    assert (inner.name, outer.name, outer.thread) == ("wait for work", "step 3", "MainThread")
+    assert outer.begin <= inner.begin < inner.end <= outer.end
+    assert inner.end - inner.begin >= 2_000_000
+    assert (other.name, other.thread) == ("step 4", "second")
+
+
+def test_a_call_that_fails_is_recorded_and_still_fails() -> None:
+    worker, recorder = Worker(), Recorder()
+    recorder.attach(worker)
+    with pytest.raises(ValueError, match="-1"):
+        worker.step(-1)
+    assert [span.name for span in recorder.spans] == ["step -1"]
+
+
+def test_only_one_object_is_recorded_and_waits_only_if_asked() -> None:
+    worker, other, recorder = Worker(), Worker(), Recorder()
+    recorder.attach(worker, waits=False)
+    worker.step(1)
+    other.step(2)
+    assert [span.name for span in recorder.spans] == ["step 1"]
+    assert "step" not in vars(other)
+
+
+def test_the_oldest_spans_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_SPANS", 4)
+    worker, recorder = Worker(), Recorder()
+    recorder.attach(worker)
+    for split in range(5):
+        worker.step(split)
+    assert [span.name for span in recorder.spans] == ["wait for work", "step 3", "wait for work", "step 4"]
+
+
+def test_a_trace_holds_the_window_and_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    spans = {"first": [Span("MainThread", "early", 0, 900_000), Span("MainThread", "cut", 500_000, 3_000_000)],
+             "second": [Span("MainThread", "a", 2_000_000, 2_500_000), Span("batcher", "late", 4_500_000, 9_000_000)],
+             "idle": []}
+    write_trace(path, spans, 1_000_000, 5_000_000)
+    assert read_trace(path) == [Row("first", [("cut", 0.0, 2.0)]), Row("second", [("a", 1.0, 0.5)]),
+                                Row("second, batcher", [("late", 3.5, 0.5)])]
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["first", "second", "idle"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_spans_are_sorted_into_outer_and_inner_ones() -> None:
+    outer, inner, innermost, after = ("o", 0.0, 4.0), ("i", 1.0, 2.0), ("m", 1.5, 0.5), ("a", 4.0, 1.0)
+    assert by_depth([innermost, inner, outer, after]) == [[outer, after], [inner], [innermost]]
+
+
+def test_the_picture_is_drawn_from_a_run_folder_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_trace(tmp_path / "trace.json", {"worker": [Span("MainThread", "step", 0, 10**9)]}, 0, 2 * 10**9)
+    assert timeline.main([str(tmp_path)]) == 0
+    assert (tmp_path / "timeline.png").stat().st_size > 1000
+    output = tmp_path / "other.png"
+    assert timeline.main([str(tmp_path / "trace.json"), "--output", str(output), "--seconds", "0.1"]) == 0
+    assert output.exists()
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "timeline.png"), str(output)]
+
+
+@pytest.mark.parametrize("arguments", [
+    ["nowhere"], ["{tmp}/bad.json"], ["{tmp}/empty.json"], ["{tmp}/good.json", "--seconds", "0"],
+    ["{tmp}/good.json", "--output", "a.xyz"]])
+def test_bad_input_is_one_line(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    write_trace(tmp_path / "empty.json", {}, 0, 1)
+    write_trace(tmp_path / "good.json", {"worker": [Span("MainThread", "step", 0, 10**9)]}, 0, 10**9)
+    assert timeline.main([argument.format(tmp=tmp_path) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("timeline.py: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [[], ["--serial_mode"], ["--num_policies", "2", "--eval_every_env_steps", "500"]])
+def test_train_writes_the_timeline_of_every_component(flags: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "train.py", "--env", "CartPole-v1", "--train_dir", str(tmp_path), "--num_workers", "2",
+               "--num_envs_per_worker", "4", "--batch_size", "64", "--train_for_env_steps", "3000", "--trace_sec", "60",
+               *flags]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120).stdout
+    run_dir = tmp_path / "CartPole-v1"
+    assert "trace.json" in output
+    assert (run_dir / "timeline.png").stat().st_size > 1000
+    rows = {row.label: {name for name, _, _ in row.spans} for row in read_trace(run_dir / "trace.json")}
+    policies = ["0_", "1_"] if "--num_policies" in flags else [""]
+    for worker in range(2):
+        assert {f"step split {2 * worker}", f"step split {2 * worker + 1}", "store"} <= rows[f"rollout_worker_{worker}"]
+    for policy in policies:
+        assert {"gather", "forward", "write", "copy weights"} <= rows[f"policy_worker_{policy}0"]
+        learner = f"learner_{policy}".rstrip("_")
+        assert {"forward", "loss", "backward", "optimizer step", "publish"} <= rows[learner]
+        batcher = learner if "--serial_mode" in flags else f"{learner}, batcher"
+        assert "batch" in rows[batcher]
+    waits = {name for names in rows.values() for name in names if name.startswith("wait")}
+    assert bool(waits) == ("--serial_mode" not in flags)
+    assert ("evaluator" in rows) == ("--eval_every_env_steps" in flags)
+
+
+def test_without_the_flag_nothing_is_recorded(tmp_path: Path) -> None:
+    command = [sys.executable, "train.py", "--env", "CartPole-v1", "--train_dir", str(tmp_path), "--serial_mode",
+               "--num_envs_per_worker", "4", "--batch_size", "64", "--train_for_env_steps", "500"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    assert not list(tmp_path.rglob("trace.json"))
+
+
+@pytest.mark.parametrize("component", [RolloutWorker, PolicyWorker, Learner])
+def test_recorded_methods_exist(component: type) -> None:
+    own = [path for path, _ in component.SPANS if "." not in path]
+    assert own
+    assert all(callable(getattr(component, method)) for method in own)

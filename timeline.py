@@ -1,0 +1,207 @@
+"""What every process was doing, moment by moment: `train.py --trace_sec 10` records the last 10 seconds of training.
+
+Each component lists the methods that matter in `SPANS`; `Recorder.attach` replaces them, on that one object, by
+versions that write down when they began and ended. Without `--trace_sec` nothing is replaced, so that it costs nothing;
+with it, about 1 us a call. The supervisor gathers the spans when the components leave, and writes `trace.json` into the
+run's folder, for https://ui.perfetto.dev or chrome://tracing, and a picture of the last moments, `timeline.png`.
+
+    python timeline.py train_dir/PongNoFrameskip-v4 --seconds 0.5 --output timeline.png
+
+On a GPU a span is what the process does: kernels that it has started may run on after its end.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config import OneLineParser, UserError
+
+MAX_SPANS = 200_000  # of one process; about 30 MB
+WAIT = "wait"  # spans whose names begin so are time in which a thread had nothing to do
+
+
+class Span(NamedTuple):
+    """One thing that one thread did. Times in ns of `time.perf_counter_ns`, which all processes share."""
+
+    thread: str
+    name: str
+    begin: int
+    end: int
+
+
+class Recorder:
+    """Writes down the newest spans of one process."""
+
+    def __init__(self) -> None:
+        self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
+
+    def attach(self, component: Any, *, waits: bool = True) -> None:
+        """Record the calls of a component's `SPANS`: pairs of a method and a name, or a function of its arguments.
+
+        waits=False: not what begins with `WAIT` (nobody waits in serial mode).
+        """
+        for path, name in component.SPANS:
+            if not waits and isinstance(name, str) and name.startswith(WAIT):
+                continue
+            *parents, method = path.split(".")
+            owner = functools.reduce(getattr, parents, component)
+            setattr(owner, method, self._recorded(getattr(owner, method), name))
+
+    def _recorded(self, function: Callable, name: str | Callable[..., str]) -> Callable:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                label = name if isinstance(name, str) else name(*args, **kwargs)
+                self.spans.append(Span(threading.current_thread().name, label, begin, time.perf_counter_ns()))
+
+        return call
+
+
+# ---- the trace ---------------------------------------------------------------------------------------------------
+
+
+def write_trace(path: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> None:
+    """Write the spans of each process that lie in [begin, end] ns as a Chrome trace."""
+    events: list[dict[str, Any]] = []
+    for process, (name, recorded) in enumerate(spans.items()):
+        events.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}})
+        events.append({"ph": "M", "pid": process, "name": "process_sort_index", "args": {"sort_index": process}})
+        threads: dict[str, int] = {}
+        for span in recorded:
+            if span.end < begin or span.begin > end:
+                continue
+            if span.thread not in threads:
+                threads[span.thread] = len(threads)
+                events.append({"ph": "M", "pid": process, "tid": threads[span.thread], "name": "thread_name",
+                               "args": {"name": span.thread}})
+            first, last = max(span.begin, begin), min(span.end, end)
+            events.append({"ph": "X", "pid": process, "tid": threads[span.thread], "name": span.name,
+                           "ts": (first - begin) / 1e3, "dur": (last - first) / 1e3})  # us
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    temporary.replace(path)
+
+
+class Row(NamedTuple):
+    """One thread of one process in the picture; spans as (name, begin, duration) in ms."""
+
+    label: str
+    spans: list[tuple[str, float, float]]
+
+
+def read_trace(path: Path) -> list[Row]:
+    """Read what `write_trace` wrote, one row for each thread. Raises `UserError` when it cannot be read."""
+    try:
+        events = json.loads(path.read_text())["traceEvents"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is no trace ({error}); record one with train.py --trace_sec 10") from error
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    rows = {}
+    for event in events:
+        if event["name"] == "thread_name":
+            process, thread = processes[event["pid"]], event["args"]["name"]
+            label = process if thread == "MainThread" else f"{process}, {thread}"
+            rows[event["pid"], event["tid"]] = Row(label, [])
+    for event in events:
+        if event["ph"] == "X":
+            rows[event["pid"], event["tid"]].spans.append((event["name"], event["ts"] / 1e3, event["dur"] / 1e3))
+    return list(rows.values())
+
+
+# ---- the picture -------------------------------------------------------------------------------------------------
+
+
+def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
+    """Draw the spans within [begin_ms, end_ms] of a trace, one bar for each thread; inner spans lie on outer ones."""
+    import matplotlib as mpl  # noqa: PLC0415  slow to import
+
+    mpl.use("agg")  # a backend without a window
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    rows = [Row(row.label, [("waiting" if name.startswith(WAIT) else name, *when) for name, *when in row.spans])
+            for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name, _, _ in row.spans))
+    palette = itertools.cycle(plt.get_cmap("tab20").colors)
+    colors = {name: "#e4e4e4" if name == "waiting" else next(palette) for name in names}
+    figure, axes = plt.subplots(figsize=(13, 1.1 + 0.42 * len(rows)), layout="constrained")
+    shown = set()
+    for y, row in enumerate(rows):
+        for depth, spans in enumerate(by_depth(row.spans)):
+            inside = [(name, first - begin_ms, length) for name, first, length in spans
+                      if first < end_ms and first + length > begin_ms]
+            axes.broken_barh([(first, length) for _, first, length in inside], (y - 0.4, 0.8 / 2**depth),
+                             facecolors=[colors[name] for name, _, _ in inside], edgecolor="none")
+            shown.update(name for name, _, _ in inside)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, end_ms - begin_ms)
+    axes.set_xlabel("ms")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    patches = [mpl.patches.Patch(color=colors[name], label=name) for name in names if name in shown]
+    figure.legend(handles=patches, loc="outside upper center", ncols=8, frameon=False, fontsize=9)
+    figure.savefig(output, dpi=110)
+    plt.close(figure)
+
+
+def by_depth(spans: list[tuple[str, float, float]]) -> list[list[tuple[str, float, float]]]:
+    """Sort the spans of one thread into outer ones, those inside them, and so on."""
+    levels: list[list[tuple[str, float, float]]] = []
+    ends: list[float] = []  # of the spans that are open, the outermost first
+    for span in sorted(spans, key=lambda span: (span[1], -span[2])):
+        while ends and ends[-1] <= span[1]:
+            ends.pop()
+        if len(ends) == len(levels):
+            levels.append([])
+        levels[len(ends)].append(span)
+        ends.append(span[1] + span[2])
+    return levels
+
+
+def draw_last(path: Path, output: Path, seconds: float) -> Path | None:
+    """Draw the last seconds of a trace; return the picture, or None when there is nothing to draw."""
+    rows = read_trace(path)
+    end = max((first + length for row in rows for _, first, length in row.spans), default=0.0)
+    if not end:
+        return None
+    draw(rows, output, max(end - seconds * 1e3, 0.0), end)
+    return output
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit status."""
+    parser = OneLineParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("run", type=Path, help="a run's folder, or a trace file")
+    parser.add_argument("--seconds", type=float, default=0.5, help="draw the last so many seconds [0.5]")
+    parser.add_argument("--output", type=Path, help="picture file [timeline.png beside the trace]")
+    try:
+        args: argparse.Namespace = parser.parse(argv)
+        if not args.seconds > 0:
+            raise UserError(f"--seconds={args.seconds} must be greater than 0")
+        path = args.run / "trace.json" if args.run.is_dir() else args.run
+        output = args.output or path.with_name("timeline.png")
+        if draw_last(path, output, args.seconds) is None:
+            raise UserError(f"{path} holds no spans: the training ended before any was recorded")
+    except UserError as error:
+        print(f"timeline.py: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:  # matplotlib knows no such format, or the folder is not there
+        print(f"timeline.py: {output} cannot be written: {error}", file=sys.stderr)
+        return 2
+    print(output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -24,7 +24,6 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from gymnasium import spaces
 
 import checkpoint
 import timeline
+from children import start_server
 from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of
 from envs import make_vector_env, profile
 from evaluator import Evaluator
@@ -92,7 +92,7 @@ class APPO:
         given = {name: reference(value) if callable(value) else value
                  for name, value in ({"env": env} | settings).items()}
         cfg = self.cfg = configure(given)
-        context = None if cfg.serial_mode else start_context()  # first, since it takes seconds
+        context = None if cfg.serial_mode else start_server()  # first, since it takes seconds
         self.devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
         self.info = probe(cfg)
         check_opponents(cfg, self.info)
@@ -544,24 +544,6 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, size in ((-3, 32 << 20), (-1, 1 << 30), (-2, 64 << 20)):  # mmap and trim thresholds, top pad
             mallopt(parameter, size)
-
-
-def start_context() -> Any:
-    """Start the server that children are forked from, which imports torch once for all of them, in the background.
-
-    It and the children block SIGINT and SIGTERM: Ctrl-C, `timeout` and service managers send them to the whole group,
-    but it is the supervisor that stops the children, in order.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
-    context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "gymnasium"])
-    resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        forkserver.ensure_running()  # inherits the mask, and so do its children
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
 
 
 # measured: the supervisor with its server of processes, and a component without its model and its batches

@@ -5,6 +5,7 @@
                  buffering and asynchrony; --sampler_only: without learning; --random_actions: without networks
     scaling      throughput and memory over workers, environments, splits and policy workers; a table and a picture
     compare      the real system beside other programs, or their recorded figures, in turns in one sitting
+    report       all of the first three, one after another
 
 Machines are shared and drift: figures from one call can be compared with each other, those of two sittings hardly.
 A bound counts nothing but the work itself, each part measured with the machine's caches to itself: no system reaches
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,6 +44,7 @@ from rollout_worker import RolloutWorker
 from shared_buffers import RESUME, SLOTS, SPLIT, SharedBuffers
 
 ENDLESS = 10**15  # env_steps
+PATIENCE_SEC = 120.0  # another program may take so long to print its first figure
 PREPARED_ACTIONS = 64  # batches of random actions, drawn before the clock runs
 
 
@@ -142,7 +145,7 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
     simulation = time_of(step, seconds) / num_envs
 
     device = choose_device(cfg.device)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         alone = dataclasses.replace(cfg, train_dir=folder, serial_mode=True, learner_threads=1, num_policies=1,
                                     num_workers=max(2, min(cfg.num_workers, 4)))
         alone.run_dir.mkdir(parents=True)
@@ -426,13 +429,18 @@ def run_compare(cfg: Config, args: argparse.Namespace) -> None:
             measured[name] = []
         else:
             recorded[name] = float(what)
+    machine = describe_machine(choose_device(cfg.device))
+    print(f"{cfg.env} on {machine}, {args.seconds:.0f} s each, in turns", flush=True)
     for _ in range(args.repeats):
-        measured["this system"].append(measure_throughput(args.settings, args.seconds).env_steps_per_sec
-                                       * cfg.env_frameskip)
-        for name, (command, pattern) in commands.items():
-            measured[name].append(run_other(name, command, pattern, args.seconds))
+        for name, runs in measured.items():
+            if name in commands:
+                figure = run_other(name, *commands[name], args.seconds)
+            else:
+                figure = measure_throughput(args.settings, args.seconds).env_steps_per_sec * cfg.env_frameskip
+            print(f"{name}: {figure:,.0f} frames/s", flush=True)  # nothing is lost if a later one fails
+            runs.append(figure)
+    print()
     ours = statistics.median(measured["this system"])
-    print(f"{cfg.env} on {describe_machine(choose_device(cfg.device))}, {args.seconds:.0f} s each, in turns\n")
     table = [["", "frames/s, median", "all runs", "ours / this"]]
     for name, runs in measured.items():
         table.append([name, f"{statistics.median(runs):,.0f}", " ".join(f"{run:,.0f}" for run in runs),
@@ -445,27 +453,30 @@ def run_compare(cfg: Config, args: argparse.Namespace) -> None:
 def run_other(name: str, command: str, pattern: str, seconds: float) -> float:
     """Run another program until it has printed its speed for some seconds; return the last figure it printed.
 
-    The clock starts with its first figure. It may end by itself; else it is interrupted, and then killed.
+    The clock starts with its first figure above 0. It may end by itself; else it is interrupted, and then killed.
     """
     figure, first = None, None
     process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", start_new_session=True)
+    hopeless = threading.Timer(PATIENCE_SEC + seconds, os.killpg, (process.pid, signal.SIGKILL))
+    hopeless.start()
     try:
         for line in process.stdout:
             for match in re.finditer(pattern, line):
                 with contextlib.suppress(ValueError):
-                    figure = float(match.group(1).replace(",", ""))
-                    first = first or time.monotonic()
+                    figure = float(match.group(1).replace(",", "")) or figure  # 0: it has not begun, or has ended
+                    first = first or (figure and time.monotonic())
             if first is not None and time.monotonic() > first + seconds:
                 break
     finally:
+        hopeless.cancel()
         for number in (signal.SIGINT, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=10)
     if figure is None:
-        raise UserError(f"--other {name}: the command printed nothing that matches '{pattern}'; run it alone")
+        raise UserError(f"--other {name}: the command printed nothing above 0 that matches '{pattern}'; run it alone")
     return figure
 
 
@@ -478,7 +489,19 @@ def describe_machine(device: torch.device | None) -> str:
     return f"{cpu_cores()} cores of {cpu}{gpu}"
 
 
-COMMANDS = {"components": run_components, "throughput": run_throughput, "scaling": run_scaling, "compare": run_compare}
+def run_report(cfg: Config, args: argparse.Namespace) -> None:
+    """Measure everything there is to say of a machine."""
+    values = vars(args)
+    run_components(cfg, args)
+    for flags in ({"modes": True}, {"sampler_only": True}, {"random_actions": True}):
+        print(f"\n\n## throughput --{next(iter(flags))}\n")
+        run_throughput(cfg, argparse.Namespace(**values | flags))
+    print("\n\n## scaling\n")
+    run_scaling(cfg, args)
+
+
+COMMANDS = {"components": run_components, "throughput": run_throughput, "scaling": run_scaling, "compare": run_compare,
+            "report": run_report}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

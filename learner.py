@@ -300,7 +300,7 @@ class Learner:
 
     def minibatches(self) -> Iterator[Tensor]:
         """Draw the dataset's trajectories in random order, as one index tensor for each minibatch."""
-        order = torch.randperm(self.cfg.trajectories_per_dataset, generator=self.shuffle)
+        order = torch.randperm(self.cfg.trajectories_per_dataset, generator=self.shuffle).to(self.device)
         return iter(order.split(self.cfg.trajectories_per_minibatch))
 
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:

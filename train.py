@@ -9,6 +9,11 @@ import sys
 import time
 from types import FrameType
 
+from children import start_server
+
+if __name__ == "__main__" and not {"-h", "--help", "--serial_mode"} & set(sys.argv):
+    start_server()  # before the slow imports, so that it does its own meanwhile: the first SGD step comes 1 s earlier
+
 from appo import APPO, ComponentError
 from config import UserError, make_parser
 from envs import describe_profiles

@@ -93,6 +93,18 @@ def test_scaling_changes_one_size_at_a_time_and_draws(tmp_path: Path, monkeypatc
     assert "num_envs_per_worker=64" in capsys.readouterr().out
 
 
+def test_a_report_holds_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    calls = []
+    for name in ("run_components", "run_throughput", "run_scaling"):
+        monkeypatch.setattr(benchmark, name, lambda cfg, args, name=name: calls.append(
+            (name, args.modes, args.sampler_only, args.random_actions)))
+    assert benchmark.main(["report", *FLAGS]) == 0
+    assert calls == [("run_components", False, False, False), ("run_throughput", True, False, False),
+                     ("run_throughput", False, True, False), ("run_throughput", False, False, True),
+                     ("run_scaling", False, False, False)]
+    assert "## scaling" in capsys.readouterr().out
+
+
 def test_another_program_is_measured_by_its_last_figure_and_ended_with_all_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     command = (f"sleep 600 & echo $! $$ > {pids}; trap '' INT; "
@@ -107,7 +119,13 @@ def test_another_program_is_measured_by_its_last_figure_and_ended_with_all_its_c
 
 def test_a_program_that_prints_no_figure_is_an_error() -> None:
     with pytest.raises(UserError, match="theirs"):
-        run_other("theirs", "echo hello", "fps ([0-9]+)", 0.1)
+        run_other("theirs", "echo hello; echo fps 0", "fps ([0-9]+)", 0.1)
+
+
+def test_a_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "PATIENCE_SEC", 0.3)
+    with pytest.raises(UserError, match="theirs"):
+        run_other("theirs", "echo fps 0; sleep 600", "fps ([0-9]+)", 0.1)
 
 
 @pytest.mark.parametrize("argv", [

@@ -763,7 +763,7 @@ def test_more_policies_than_memory_are_refused(refuse: Callable[..., str], tmp_p
 def test_the_number_of_policies_that_is_proposed_fits(refuse: Callable[..., str], num_available: int,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     available = bytes_needed(num_available, serial_mode=False)
-    monkeypatch.setattr(appo, "start_context", lambda: torch.multiprocessing.get_context("spawn"))  # no fork server
+    monkeypatch.setattr(appo, "start_server", lambda: torch.multiprocessing.get_context("spawn"))  # no fork server
     monkeypatch.setattr(appo.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
     line = refuse("--env=tiny_games:Payday", *FLAGS, "--serial_mode=False", "--num_policies=20")
     proposed = int(re.search(r"use --num_policies=(\d+)", line)[1])

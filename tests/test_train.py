@@ -342,7 +342,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
            ) -> Iterator[Callable[..., str]]:
     """Return a function that calls the command in this process, checks how it refuses, and returns the line."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(appo, "start_context", lambda: torch.multiprocessing.get_context("spawn"))  # no fork server
+    monkeypatch.setattr(appo, "start_server", lambda: torch.multiprocessing.get_context("spawn"))  # no fork server
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*argv: str) -> str:

@@ -13,6 +13,7 @@ import multiprocessing
 import re
 import shutil
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -866,7 +867,8 @@ def test_population_based_training_works_in_processes(tmp_path: Path) -> None:
 def test_a_policy_that_is_seldom_drawn_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its learner has nothing to do for longer than --stall_timeout_sec; the clock of this test is a fast one."""
     clock = itertools.count(step=5.0)
-    monkeypatch.setattr(appo, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(appo, "time", SimpleNamespace(monotonic=lambda: next(clock),
+                                                      perf_counter_ns=time.perf_counter_ns))
     running = run(tmp_path, 1000, "HigherWins", num_policies=2, policy_mapping="tiny_games:seldom_second",
                   stall_timeout_sec=300.0)
     steps = running.buffers.policy_steps.sum(0).tolist()

@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,7 @@ class APPO:
         self.next_evaluation = 0  # env_steps
         self.moved: dict[str, tuple[int, float]] = {}  # each counter's value and when it last changed
         self.ended = False
-        self.recorders: dict[str, timeline.Recorder] = {}  # serial mode only: of each component
-        self.spans: dict[str, list[timeline.Span]] = {}  # of each component, in the order in which they were made
+        self.spans: dict[str, Iterable[timeline.Span]] = {}  # of each component, in the order in which they were made
         self.trained_until = 0  # ns of `time.perf_counter_ns`
         self.records: Records | None = None
         try:
@@ -330,15 +329,17 @@ class APPO:
         components = {f"rollout_worker_{i}": worker for i, worker in enumerate(self.rollout_workers)}
         for policy, (worker, learner) in enumerate(zip(self.policy_workers, self.learners, strict=True)):
             components |= {f"policy_worker_{self._number(policy)}0": worker, self._learner_name(policy): learner}
+        if self.cfg.eval_every_env_steps:
+            components["evaluator"] = self.evaluator
         for name, component in components.items():
-            self.recorders[name] = timeline.Recorder()
-            self.recorders[name].attach(component, waits=False)
+            recorder = timeline.Recorder()
+            recorder.attach(component, waits=False)
+            self.spans[name] = recorder.spans
 
     def _write_trace(self) -> None:
         """Write what all components did in the last seconds of training, and draw it."""
-        spans = self.spans | {name: recorder.spans for name, recorder in self.recorders.items()}
         path = self.cfg.run_dir / "trace.json"
-        timeline.write_trace(path, spans, self.trained_until - int(self.cfg.trace_sec * 1e9), self.trained_until)
+        timeline.write_trace(path, self.spans, self.trained_until - int(self.cfg.trace_sec * 1e9), self.trained_until)
         picture = timeline.draw_last(path, path.with_name("timeline.png"), seconds=0.5)
         self.records.log(f"{path}: open it in https://ui.perfetto.dev" + (f"; {picture}" if picture else ""))
 

@@ -7,6 +7,7 @@
     compare      the real system beside other programs, or their recorded figures, in turns in one sitting
     report       all of the first three, one after another
 
+Runs go into a temporary folder that is deleted, whatever --train_dir says, and last as long as --seconds asks for.
 Machines are shared and drift: figures from one call can be compared with each other, those of two sittings hardly.
 A bound counts nothing but the work itself, each part measured with the machine's caches to itself: no system reaches
 100 % of it.
@@ -16,7 +17,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
-import multiprocessing
+import math
 import os
 import re
 import signal
@@ -33,6 +34,7 @@ from typing import Any, NamedTuple
 import torch
 
 from appo import APPO, ComponentError, configure, keep_freed_memory, probe
+from children import start_server
 from config import Config, UserError, cpu_cores, make_parser, parse_bool
 from distributions import ActionDistribution
 from envs import describe_profiles, make_vector_env
@@ -146,12 +148,16 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
 
     device = choose_device(cfg.device)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        alone = dataclasses.replace(cfg, train_dir=folder, serial_mode=True, learner_threads=1, num_policies=1,
+        alone = dataclasses.replace(cfg, train_dir=folder, serial_mode=True, async_rl=True, learner_threads=1,
+                                    num_policies=1, with_pbt=False, self_play_past_fraction=0.0, policy_mapping="",
                                     num_workers=max(2, min(cfg.num_workers, 4)))
         alone.run_dir.mkdir(parents=True)
         info = probe(alone)
+        if len(info.kinds) > 1:
+            raise UserError(f"{cfg.env} has agents with different spaces; components are measured only where all have "
+                            "the same")
         model = make_model(alone, *info.kinds[0])
-        buffers = SharedBuffers(alone, info, [0] * alone.num_policies, [model], [device], None)
+        buffers = SharedBuffers(alone, info, [0], [model], [device], None)
         workers = [RolloutWorker(alone, buffers, worker, lambda report: None) for worker in range(alone.num_workers)]
         server = PolicyWorker(alone, buffers, 0, device)
         learner = Learner(alone, buffers, 0, device, lambda report: None)
@@ -182,9 +188,7 @@ def fill_slots(buffers: SharedBuffers, workers: list[RolloutWorker], server: Pol
 def serve(buffers: SharedBuffers, server: PolicyWorker, requests: list[tuple[int, int]]) -> None:
     """Serve requests and throw the answers away."""
     server.serve(requests)
-    for inbox in buffers.inboxes:
-        while not inbox.empty():
-            inbox.get()
+    empty_inboxes(buffers)
 
 
 def train(buffers: SharedBuffers, learner: Learner) -> None:
@@ -194,6 +198,11 @@ def train(buffers: SharedBuffers, learner: Learner) -> None:
         slots = range(min(buffers.slots_per_worker, missing))
         learner.handle(SLOTS, *slots)
         missing -= len(slots)
+    empty_inboxes(buffers)
+
+
+def empty_inboxes(buffers: SharedBuffers) -> None:
+    """Throw away what was sent to the rollout workers."""
     for inbox in buffers.inboxes:
         while not inbox.empty():
             inbox.get()
@@ -201,7 +210,7 @@ def train(buffers: SharedBuffers, learner: Learner) -> None:
 
 def measure_message() -> float:
     """Return the seconds from a put to the end of the get in another process that waits for it."""
-    context = multiprocessing.get_context("forkserver")
+    context = start_server()
     there, back = context.SimpleQueue(), context.SimpleQueue()
     process = context.Process(target=echo, args=(there, back), daemon=True)
     process.start()
@@ -224,7 +233,7 @@ def echo(there: Any, back: Any) -> None:
 
 def measure_simulation(cfg: Config, seconds: float) -> float:
     """Return the env_steps/s of `num_workers` processes that do nothing but step environments."""
-    context = multiprocessing.get_context("forkserver")
+    context = start_server()
     ready, counts, go = context.Semaphore(0), context.SimpleQueue(), context.Event()
     processes = [context.Process(target=simulate, args=(cfg, seconds, ready, go, counts), daemon=True)
                  for _ in range(cfg.num_workers)]
@@ -282,7 +291,8 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
         with system(**given) as appo:
             appo.train(should_stop=is_over)
             rate = (appo.env_steps - marks[1][1]) / (time.perf_counter() - marks[1][0])
-            policies, peak = appo.records.policies, appo.records.measure_memory()
+            appo.records.measure_memory()
+            policies, peak = appo.records.policies, appo.records.peak_memory_bytes
     datasets = max(sum(policy.num_datasets for policy in policies), 1)
     return Throughput(rate, sum(policy.lag_sum for policy in policies) / datasets,
                       max(policy.lag_max for policy in policies), marks[0][0] - begin, peak)
@@ -309,7 +319,7 @@ def run_components(cfg: Config, args: argparse.Namespace) -> None:
     costs = measure_components(cfg, args.seconds)
     simulation = measure_simulation(cfg, args.seconds)
     device = choose_device(cfg.device)
-    print(f"{cfg.env} on {describe_machine(device)}\n")
+    print(f"{cfg.env} on {describe_machine(cfg)}\n")
     print_table([
         ["cost of one sample, alone, us", ""],
         [f"simulation, one core ({cfg.envs_per_split} environments)", f"{costs.simulation:.1f}"],
@@ -334,7 +344,7 @@ def run_throughput(cfg: Config, args: argparse.Namespace) -> None:
     costs, simulation = measure_components(cfg, args.seconds / 6), measure_simulation(cfg, args.seconds / 4)
     bound, formula = costs.bound(cfg, sampler_only=without_learning)
     what = "random actions" if args.random_actions else "sampling only" if args.sampler_only else "learning"
-    print(f"{cfg.env} on {describe_machine(choose_device(cfg.device))}, {what}; {cfg.num_workers} rollout workers x "
+    print(f"{cfg.env} on {describe_machine(cfg)}, {what}; {cfg.num_workers} rollout workers x "
           f"{cfg.num_envs_per_worker} environments, batch {cfg.batch_size} x {cfg.num_batches_per_epoch}, "
           f"{cfg.num_epochs} epoch(s)")
     print(f"bound: {bound:,.0f} env_steps/s = {formula}; pure simulation in {cfg.num_workers} processes: "
@@ -371,11 +381,11 @@ def run_scaling(cfg: Config, args: argparse.Namespace) -> None:
     cores, splits = cpu_cores(), cfg.worker_num_splits
     sweeps = {
         "num_workers": sorted({1, 2, max(cores // 2, 1), cores, 2 * cores}),
-        "num_envs_per_worker": [max(n, splits) for n in (2, 4, 8, 16, 32, 64)],
+        "num_envs_per_worker": [math.ceil(n / splits) * splits for n in (2, 4, 8, 16, 32, 64)],
         "worker_num_splits": [n for n in (1, 2, 4) if cfg.num_envs_per_worker % n == 0],
         "policy_workers_per_policy": [1, 2],
     }
-    print(f"{cfg.env} on {describe_machine(choose_device(cfg.device))}, {cfg.num_workers} rollout workers x "
+    print(f"{cfg.env} on {describe_machine(cfg)}, {cfg.num_workers} rollout workers x "
           f"{cfg.num_envs_per_worker} environments in {splits} splits unless said\n")
     base = args.settings | {"num_workers": cfg.num_workers, "num_envs_per_worker": cfg.num_envs_per_worker}
     results: dict[str, list[tuple[int, Throughput]]] = {}
@@ -385,10 +395,12 @@ def run_scaling(cfg: Config, args: argparse.Namespace) -> None:
         for value in dict.fromkeys(values):
             run = measure_throughput(base | {name: value}, args.seconds)
             results[name].append((value, run))
+            print(f"{name}={value}: {run.env_steps_per_sec:,.0f} env_steps/s", flush=True)  # lest it be lost
             table.append([f"{name}={value}", *rates(cfg, run.env_steps_per_sec), f"{run.lag_mean:.1f}",
                           f"{run.peak_memory_bytes / 1e9:.2f}", f"{run.start_sec:.1f}"])
+    print()
     print_table(table)
-    draw_scaling(results, args.output, f"{cfg.env}, {describe_machine(None)}")
+    draw_scaling(results, args.output, f"{cfg.env}, {describe_machine(cfg)}")
 
 
 def draw_scaling(results: dict[str, list[tuple[int, Throughput]]], output: Path, title: str) -> None:
@@ -401,7 +413,7 @@ def draw_scaling(results: dict[str, list[tuple[int, Throughput]]], output: Path,
     figure, panels = plt.subplots(1, len(results), figsize=(3.4 * len(results), 3.2), sharey=True, layout="constrained")
     for panel, (name, runs) in zip(panels, results.items(), strict=True):
         positions = range(len(runs))
-        panel.plot(positions, [run.env_steps_per_sec for _, run in runs], "o-", label="env_steps/s")
+        panel.plot(positions, [run.env_steps_per_sec for _, run in runs], "o-")
         panel.set_xticks(positions, [str(value) for value, _ in runs])
         panel.set_xlabel(name)
         panel.set_ylim(bottom=0)
@@ -429,8 +441,7 @@ def run_compare(cfg: Config, args: argparse.Namespace) -> None:
             measured[name] = []
         else:
             recorded[name] = float(what)
-    machine = describe_machine(choose_device(cfg.device))
-    print(f"{cfg.env} on {machine}, {args.seconds:.0f} s each, in turns", flush=True)
+    print(f"{cfg.env} on {describe_machine(cfg)}, {args.seconds:.0f} s each, in turns", flush=True)
     for _ in range(args.repeats):
         for name, runs in measured.items():
             if name in commands:
@@ -450,6 +461,17 @@ def run_compare(cfg: Config, args: argparse.Namespace) -> None:
     print_table(table)
 
 
+def run_report(cfg: Config, args: argparse.Namespace) -> None:
+    """Measure everything there is to say of a machine."""
+    values = vars(args)
+    run_components(cfg, args)
+    for flags in ({"modes": True}, {"sampler_only": True}, {"random_actions": True}):
+        print(f"\n\n## throughput --{next(iter(flags))}\n")
+        run_throughput(cfg, argparse.Namespace(**values | flags))
+    print("\n\n## scaling\n")
+    run_scaling(cfg, args)
+
+
 def run_other(name: str, command: str, pattern: str, seconds: float) -> float:
     """Run another program until it has printed its speed for some seconds; return the last figure it printed.
 
@@ -458,7 +480,7 @@ def run_other(name: str, command: str, pattern: str, seconds: float) -> float:
     figure, first = None, None
     process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", start_new_session=True)
-    hopeless = threading.Timer(PATIENCE_SEC + seconds, os.killpg, (process.pid, signal.SIGKILL))
+    hopeless = threading.Timer(PATIENCE_SEC + seconds, end_group, (process,))  # ends the output below
     hopeless.start()
     try:
         for line in process.stdout:
@@ -470,34 +492,32 @@ def run_other(name: str, command: str, pattern: str, seconds: float) -> float:
                 break
     finally:
         hopeless.cancel()
-        for number in (signal.SIGINT, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=10)
+        end_group(process)
+        process.stdout.close()
     if figure is None:
         raise UserError(f"--other {name}: the command printed nothing above 0 that matches '{pattern}'; run it alone")
     return figure
 
 
-def describe_machine(device: torch.device | None) -> str:
+def end_group(process: subprocess.Popen) -> None:
+    """Interrupt a process with all its children; give them time to clean up, then kill those that are left."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        deadline = time.monotonic() + 10
+        with contextlib.suppress(ProcessLookupError):  # none is left
+            os.killpg(process.pid, number)
+            while time.monotonic() < deadline:
+                process.poll()  # else it would stay as a zombie
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
+
+
+def describe_machine(cfg: Config) -> str:
     """Name the processor, its cores and the GPU."""
-    cpu = "unknown CPU"
+    cpu, device = "unknown CPU", choose_device(cfg.device)
     with contextlib.suppress(OSError):
         cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()).group(1)
-    gpu = f", {torch.cuda.get_device_name(device)}" if device is not None and device.type == "cuda" else ""
+    gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
     return f"{cpu_cores()} cores of {cpu}{gpu}"
-
-
-def run_report(cfg: Config, args: argparse.Namespace) -> None:
-    """Measure everything there is to say of a machine."""
-    values = vars(args)
-    run_components(cfg, args)
-    for flags in ({"modes": True}, {"sampler_only": True}, {"random_actions": True}):
-        print(f"\n\n## throughput --{next(iter(flags))}\n")
-        run_throughput(cfg, argparse.Namespace(**values | flags))
-    print("\n\n## scaling\n")
-    run_scaling(cfg, args)
 
 
 COMMANDS = {"components": run_components, "throughput": run_throughput, "scaling": run_scaling, "compare": run_compare,

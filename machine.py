@@ -49,9 +49,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     num_workers = max(1, given.get("num_workers", min(machine.cores, max_workers(num_policies))))
     settings["num_workers"] = num_workers
     settings["policy_workers_per_policy"] = max(1, machine.cores // (CORES_PER_POLICY_WORKER * num_policies))
-    num_envs = settings.pop("num_envs", None)
-    if num_envs is None:
-        return settings
+    num_envs = settings.pop("num_envs")
     if large_observations:
         per_core = ENVS_PER_CORE_WITH_GPU if machine.num_gpus else ENVS_PER_CORE
         growth = max(1.0, per_core * machine.cores / num_envs)
@@ -82,6 +80,7 @@ def explain(machine: Machine, settings: Mapping[str, Any], given: Mapping[str, A
     }
     parts = [text.format(settings[name]) for name, text in reasons.items() if name in settings and name not in given]
     if "precision" not in given:
-        why = "the fastest that the hardware has" if precision == "bfloat16" else "casts would cost more than they save"
+        is_reduced = precision == "bfloat16"
+        why = "images, and the hardware has it" if is_reduced else "no images, or no bfloat16 in the hardware"
         parts.append(f"{precision} ({why})")
     return f"chosen for {machine}: " + ", ".join(parts)

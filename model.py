@@ -30,9 +30,10 @@ from flat_spaces import ACTION_MASK, action_leaves, is_channels_last, num_action
 
 
 class FastELU(nn.Module):
-    """ELU, max(x, min(exp(x) - 1, 0)): PyTorch's own takes twice the time on a CPU, since it calls expm1.
+    """ELU, as max(x, min(exp(x) - 1, 0)): PyTorch's own calls expm1, which is slower on a CPU.
 
-    With it, a training pass of the Nature CNN takes 6 % less time there (in bfloat16, 11 of 197 us a sample).
+    With it a training pass of the Nature CNN takes 7 of 198 us an image less on one core of an EPYC (Zen 5), and acting
+    4 of 75, in bfloat16 (`python -m docs.encoder`).
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -291,7 +291,6 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
         with system(**given) as appo:
             appo.train(should_stop=is_over)
             rate = (appo.env_steps - marks[1][1]) / (time.perf_counter() - marks[1][0])
-            appo.records.measure_memory()
             policies, peak = appo.records.policies, appo.records.peak_memory_bytes
     datasets = max(sum(policy.num_datasets for policy in policies), 1)
     return Throughput(rate, sum(policy.lag_sum for policy in policies) / datasets,

@@ -385,8 +385,9 @@ class ChannelsLast(gym.vector.VectorObservationWrapper):
 
     def observations(self, observations: np.ndarray) -> np.ndarray:
         images = np.empty(self.observation_space.shape, np.uint8)
-        for planes, image in zip(observations, images, strict=True):
-            self._interleave(tuple(planes), image)
+        num_envs, channels = observations.shape[:2]  # to OpenCV all images are one: twice as fast as one by one
+        planes = observations.reshape(num_envs, channels, -1).swapaxes(0, 1)
+        self._interleave(tuple(planes), images.reshape(num_envs, -1, channels))
         return images
 
 

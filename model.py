@@ -106,7 +106,7 @@ class RunningNormalizer(FixedNormalizer):
 
     CLIP = 5.0
     EPSILON = 1e-5  # added to the variance: a pixel that never changed must not blow up when it does
-    CHUNK = 32  # rows normalized at once, so that their float32 copy stays in the cache
+    CHUNK = 8  # rows normalized at once, so that their float32 copy stays in the cache
 
     def __init__(self, cfg: Config, space: spaces.Space) -> None:
         super().__init__(cfg, space)

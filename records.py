@@ -26,6 +26,7 @@ from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC
 
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
 BEST_EVERY_SEC = 20.0  # a new best mean return is saved at most this often
+MEMORY_EVERY_SEC = 20.0  # memory is measured at most this often
 
 
 class PolicyRecords:
@@ -121,7 +122,8 @@ class Records:
         self.sgd_steps_before = sum(sgd_steps)
         self.steps_trained = 0  # env_steps sampled inside train(), by this process
         self.first_step_sec: float | None = None
-        self.peak_memory_bytes = 0
+        self.memory_bytes = self.peak_memory_bytes = 0
+        self.last_memory = -math.inf  # when it was measured
 
         self.logger = make_logger(self.run_dir / "log.txt")
         self.metrics = (self.run_dir / "metrics.jsonl").open("a" if resumed else "w", buffering=1)
@@ -211,6 +213,8 @@ class Records:
 
     def end(self, env_steps: int) -> None:
         """Stop the clock of a call of train(), after a last row of what was learned since the one before."""
+        if not self.cfg.serial_mode:
+            self.measure_memory()
         if any(policy.training for policy in self.policies):
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
@@ -260,7 +264,9 @@ class Records:
             "wall_sec": self.wall_sec, "fps": fps, "num_episodes": self.num_episodes,
         }
         if not self.cfg.serial_mode:
-            row["memory_mb"] = self.measure_memory() / 1e6
+            if now - self.last_memory >= MEMORY_EVERY_SEC:
+                self.measure_memory()
+            row["memory_mb"] = self.memory_bytes / 1e6
         parts = [policy.take_row() for policy in self.policies]
         self._write_tensorboard(row, parts)
         row |= parts[0] if len(parts) == 1 else join_rows(parts)
@@ -277,8 +283,11 @@ class Records:
                     step = part["eval_env_steps"] if name.startswith("eval_") else run["env_steps"]
                     policy.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, step)
 
-    def measure_memory(self) -> int:
-        """Return the bytes of memory of all processes of the run, shared pages counted once."""
+    def measure_memory(self) -> None:
+        """Measure the memory of all processes of the run, shared pages counted once.
+
+        It takes the kernel some ms for each process, so not every report does it.
+        """
         total = 0
         process = psutil.Process()
         for member in [process, *process.children(recursive=True)]:
@@ -287,8 +296,8 @@ class Records:
                 total += getattr(info, "pss", info.uss)
             except psutil.Error:  # it ended meanwhile, or may not be looked at
                 continue
+        self.memory_bytes, self.last_memory = total, time.monotonic()
         self.peak_memory_bytes = max(self.peak_memory_bytes, total)
-        return total
 
     def _write_summary(self, env_steps: int) -> None:
         running = env_steps - self.steps_before_train

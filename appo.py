@@ -263,14 +263,14 @@ class APPO:
                 self._record_components()
             return
         sampler = buffers.without_weights()
-        niceness = choose_niceness(cfg, self.devices[0])
+        rollout_niceness, policy_niceness = choose_niceness(cfg, self.devices[0])
         for worker in range(cfg.num_workers):
             self._spawn(context, f"rollout_worker_{worker}", self.rollout_worker_class, (cfg, sampler, worker),
-                        niceness["rollout_worker"])
+                        rollout_niceness)
         for policy, device in enumerate(self.devices):
             for worker in range(cfg.policy_workers_per_policy):
                 self._spawn(context, f"policy_worker_{self._number(policy)}{worker}", self.policy_worker_class,
-                            (cfg, buffers, policy, device), niceness["policy_worker"])
+                            (cfg, buffers, policy, device), policy_niceness)
             self._spawn(context, self._learner_name(policy), self.learner_class, (cfg, buffers, policy, device),
                         resume_from=resume_from[policy])
         if cfg.eval_every_env_steps:
@@ -475,7 +475,7 @@ class APPO:
         devices = ", ".join(dict.fromkeys(map(str, self.devices)))
         lines += [
             f"{mode}: {cfg.num_workers} rollout workers x {cfg.num_envs_per_worker} environments in "
-            f"{cfg.worker_num_splits} splits, {policies}{cfg.policy_workers_per_policy} policy worker(s), 1 learner; "
+            f"{cfg.worker_num_splits} split(s), {policies}{cfg.policy_workers_per_policy} policy worker(s), 1 learner; "
             f"{cpu_description()}, networks on {devices} in {self._precision()}",
             f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "
             f"{cfg.num_epochs} epoch(s); {sum(p.numel() for p in model.parameters()):,} parameters; "
@@ -499,18 +499,17 @@ def kill_all(processes: list[Any]) -> None:
 # ---- the life of a child process ---------------------------------------------------------------------------------
 
 
-def choose_niceness(cfg: Config, device: torch.device) -> dict[str, int]:
-    """Choose who goes first where cores are busy; learners have niceness 0.
+def choose_niceness(cfg: Config, device: torch.device) -> tuple[int, int]:
+    """Choose the niceness of rollout workers and policy workers: who goes first on busy cores. A learner has 0.
 
-    On a CPU policy workers never go first: requests gather while others run, and larger batches are cheaper. Rollout
-    workers come after the learner when it makes several passes over its data: then it takes most of the time, and the
-    later they sample, the newer is the policy that acts. With one pass half of the work is theirs, and a learner that
-    goes first only waits for them longer. On a GPU policy workers only hand work on, and everybody waits for that.
-    (`docs/performance.md` has the figures.)
+    Several epochs on a CPU: the learner has most of the work, and the later the others sample, the newer is the policy
+    that acts. One epoch: it would only wait for them the longer, so rollout workers are as urgent; policy workers come
+    last, since requests gather meanwhile, and larger batches are cheaper. `docs/performance.md` has the figures.
+    On a GPU policy workers only hand work on, and everybody waits for that (this was not measured).
     """
     if device.type != "cpu":
-        return {"rollout_worker": 10, "policy_worker": 0}
-    return {"rollout_worker": 0 if cfg.num_epochs == 1 else 10, "policy_worker": 10}
+        return 10, 0
+    return (0, 10) if cfg.num_epochs == 1 else (10, 10)
 
 
 def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Connection,

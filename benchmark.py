@@ -162,8 +162,8 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
         server = PolicyWorker(alone, buffers, 0, device)
         learner = Learner(alone, buffers, 0, device, lambda report: None)
         fill_slots(buffers, workers, server)
-        # while one split of each worker is stepped, the other ones' requests are served: one batch of these
-        requests = [(SPLIT, split) for split in range(0, alone.num_splits, alone.worker_num_splits)]
+        # one batch: while one half of the environments is stepped, the other's requests are served
+        requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
         agents = alone.envs_per_split * len(info.agents)
         buffers.agent_policy.fill_(0)
         buffers.agent_t.fill_(0)
@@ -284,15 +284,19 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
             marks.append((now, steps))  # it runs
         elif len(marks) == 1 and now > marks[0][0] + max(seconds / 3, 2.0):
             marks.append((now, steps))  # it is warm
-        return len(marks) == 2 and now > marks[1][0] + seconds
+        elif len(marks) == 2 and now > marks[1][0] + seconds:
+            marks.append((now, steps))
+        return len(marks) == 3
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         given = settings | {"train_dir": folder, "train_for_env_steps": ENDLESS, "train_for_seconds": float("inf")}
         with system(**given) as appo:
             appo.train(should_stop=is_over)
-            rate = (appo.env_steps - marks[1][1]) / (time.perf_counter() - marks[1][0])
+            appo.records.measure_memory()
             policies, peak = appo.records.policies, appo.records.peak_memory_bytes
     datasets = max(sum(policy.num_datasets for policy in policies), 1)
+    (begin_sec, begin_steps), (end_sec, end_steps) = marks[1:]
+    rate = (end_steps - begin_steps) / (end_sec - begin_sec)
     return Throughput(rate, sum(policy.lag_sum for policy in policies) / datasets,
                       max(policy.lag_max for policy in policies), marks[0][0] - begin, peak)
 
@@ -322,7 +326,7 @@ def run_components(cfg: Config, args: argparse.Namespace) -> None:
     print_table([
         ["cost of one sample, alone, us", ""],
         [f"simulation, one core ({cfg.envs_per_split} environments)", f"{costs.simulation:.1f}"],
-        [f"inference, {'one core' if device.type == 'cpu' else device} (one split of each worker)",
+        [f"inference, {'one core' if device.type == 'cpu' else device} (half of the environments)",
          f"{costs.inference:.1f}"],
         [f"training pass, {'one core' if device.type == 'cpu' else device} ({cfg.batch_size} samples)",
          f"{costs.training:.1f}"],
@@ -361,13 +365,14 @@ def run_throughput(cfg: Config, args: argparse.Namespace) -> None:
 
 def modes(cfg: Config) -> list[tuple[str, dict[str, Any]]]:
     """List the four ways to run: synchronous datasets hold one trajectory of each environment."""
-    samples = cfg.num_workers * cfg.num_envs_per_worker * cfg.rollout
+    num_envs = cfg.num_envs_per_worker + cfg.num_envs_per_worker % 2
+    samples = cfg.num_workers * num_envs * cfg.rollout
     batch = cfg.batch_size if samples % cfg.batch_size == 0 else samples
     rows = []
     for is_async in (False, True):
         for splits in (1, 2):
             settings = {"async_rl": is_async, "worker_num_splits": splits,
-                        "num_envs_per_worker": cfg.num_envs_per_worker, "num_workers": cfg.num_workers}
+                        "num_envs_per_worker": num_envs, "num_workers": cfg.num_workers}
             if not is_async:
                 settings |= {"batch_size": batch, "num_batches_per_epoch": samples // batch}
             name = f"{'asynchronous' if is_async else 'synchronous'}, {'double-buffered' if splits == 2 else '1 split'}"
@@ -385,7 +390,7 @@ def run_scaling(cfg: Config, args: argparse.Namespace) -> None:
         "policy_workers_per_policy": [1, 2],
     }
     print(f"{cfg.env} on {describe_machine(cfg)}, {cfg.num_workers} rollout workers x "
-          f"{cfg.num_envs_per_worker} environments in {splits} splits unless said\n")
+          f"{cfg.num_envs_per_worker} environments in {splits} split(s) unless said\n")
     base = args.settings | {"num_workers": cfg.num_workers, "num_envs_per_worker": cfg.num_envs_per_worker}
     results: dict[str, list[tuple[int, Throughput]]] = {}
     table = [["", "env_steps/s", "frames/s", "lag mean", "memory, GB", "start, s"]]
@@ -409,18 +414,22 @@ def draw_scaling(results: dict[str, list[tuple[int, Throughput]]], output: Path,
     mpl.use("agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
+    all_runs = [run for part in results.values() for _, run in part]
+    fastest = max(run.env_steps_per_sec for run in all_runs)
+    largest = max(run.peak_memory_bytes for run in all_runs) / 1e9
     figure, panels = plt.subplots(1, len(results), figsize=(3.4 * len(results), 3.2), sharey=True, layout="constrained")
     for panel, (name, runs) in zip(panels, results.items(), strict=True):
         positions = range(len(runs))
         panel.plot(positions, [run.env_steps_per_sec for _, run in runs], "o-")
         panel.set_xticks(positions, [str(value) for value, _ in runs])
         panel.set_xlabel(name)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.1 * fastest)
         panel.grid(alpha=0.3)
         memory = panel.twinx()
         memory.plot(positions, [run.peak_memory_bytes / 1e9 for _, run in runs], "s--", color="tab:gray", alpha=0.6)
-        memory.set_ylim(0, 1.2 * max(run.peak_memory_bytes / 1e9 for part in results.values() for _, run in part))
-        memory.set_yticks([] if panel is not panels[-1] else memory.get_yticks())
+        memory.set_ylim(0, 1.2 * largest)
+        is_last = panel is panels[-1]
+        memory.tick_params(right=is_last, labelright=is_last)
     panels[0].set_ylabel("env_steps/s")
     memory.set_ylabel("memory, GB (dashed)")
     figure.suptitle(title, fontsize=10)

@@ -78,8 +78,9 @@ class Config:
     num_workers: int = option(lambda: min(cpu_cores(), MAX_WORKERS), "sampler",
                               "rollout worker processes; default: the cores of the machine")
     num_envs_per_worker: int = option(16, "sampler", "environments of each rollout worker, all splits together")
-    worker_num_splits: int = option(2, "sampler", "groups of environments per rollout worker; 2: double-buffered "
-                                    "sampling, one group is stepped while the other's actions are computed")
+    worker_num_splits: int = option(2, "sampler", "groups of environments per rollout worker, 2 with a GPU, else 1 by "
+                                    "default; 2: double-buffered sampling, one group is stepped while the other's "
+                                    "actions are computed")
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory")
     env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)")

@@ -1,8 +1,8 @@
 """What the settings that were not given become on this machine, and why.
 
 The profiles of `envs.py` were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
-machine: workers, environments, threads and batches. Nothing is changed that was given. Only the figures for two cores
-without a GPU are measured (`docs/performance.md`); the others follow from them.
+machine: workers, environments, splits, threads and batches. Nothing is changed that was given. Only the figures for two
+cores without a GPU are measured (`docs/performance.md`); the others follow from them.
 """
 
 import math
@@ -63,7 +63,9 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     per_worker = num_envs / num_workers
     if not large_observations:
         per_worker = max(per_worker, min(per_worker * num_policies, MAX_SLOTS_BY_DEFAULT / num_policies))
-    splits = max(1, given.get("worker_num_splits", 2))
+    # without a GPU, networks and environments share the cores: what a worker leaves idle, others use
+    settings["worker_num_splits"] = 2 if machine.num_gpus else 1
+    splits = max(1, given.get("worker_num_splits", settings["worker_num_splits"]))
     settings["num_envs_per_worker"] = splits * max(1, round(per_worker / splits))
     return settings
 
@@ -73,6 +75,9 @@ def explain(machine: Machine, settings: Mapping[str, Any], given: Mapping[str, A
     reasons = {
         "num_workers": "{} rollout workers (one for each core)",
         "num_envs_per_worker": "{} environments each (enough for large batches, few enough for fresh experience)",
+        "worker_num_splits": "{} split(s) of them (" + (
+            "one is stepped while the GPU acts for the other)" if machine.num_gpus else
+            "while a worker waits for actions, other processes use its core)"),
         "policy_workers_per_policy": f"{{}} policy worker(s) (one for {CORES_PER_POLICY_WORKER} cores)",
         "learner_threads": "{} learner thread(s) " + ("(the GPU does the work)" if machine.num_gpus else
                                                       "(learning takes most of the time)"),

@@ -26,7 +26,7 @@ from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC
 
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
 BEST_EVERY_SEC = 20.0  # a new best mean return is saved at most this often
-MEMORY_EVERY_SEC = 20.0  # memory is measured at most this often
+MEMORY_EVERY_SEC = 20.0  # reports in between repeat the last figure
 
 
 class PolicyRecords:

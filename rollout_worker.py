@@ -1,8 +1,9 @@
 """The rollout worker: steps environments, holds no policy.
 
 It owns `worker_num_splits` splits, each a vector environment. While policy workers compute the actions of one split
-it steps another (double-buffered sampling, Sample Factory section 3.2): it sleeps only when no split is ready. All
-data is written in place into the agents' trajectory slots; messages are described in `shared_buffers.py`.
+it steps another, if there are several (double-buffered sampling, Sample Factory section 3.2): it sleeps only when no
+split is ready. All data is written in place into the agents' trajectory slots; messages are described in
+`shared_buffers.py`.
 
 When an episode begins, each agent draws the policy that it plays. A trajectory belongs to one policy: if another one is
 drawn, the agent leaves its slot unfinished behind, and the next agent that draws the slot's policy goes on filling it.

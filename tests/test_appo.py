@@ -17,7 +17,7 @@ from one_policy import CPU, make_buffers
 from test_rollout_worker import Threads
 
 import checkpoint
-from appo import APPO, configure, prepare_run_dir
+from appo import APPO, choose_niceness, configure, prepare_run_dir
 from config import UserError, make_config
 from learner import Learner
 from model import make_model
@@ -54,6 +54,16 @@ def test_serial_mode_gives_bit_identical_figures_twice(tmp_path: Path, *, async_
     assert rows != metrics(other.cfg.run_dir), "the seed matters"
     for a, b in zip(first.learners[0].model.parameters(), second.learners[0].model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("num_epochs", [1, 4])
+def test_who_goes_first_on_busy_cores(num_epochs: int) -> None:
+    cfg = make_config({}, {"env": "CartPole-v1", "num_epochs": num_epochs})
+    on_cpu, on_gpu = choose_niceness(cfg, CPU), choose_niceness(cfg, torch.device("cuda"))
+    (rollout, policy), (gpu_rollout, gpu_policy) = on_cpu, on_gpu
+    assert 0 <= rollout <= policy, "requests gather into larger batches"
+    assert (rollout == 0) == (num_epochs == 1), "else late experience is fresher"
+    assert gpu_policy < gpu_rollout, "the GPU must not wait"
 
 
 def test_training_in_two_calls_equals_training_in_one(tmp_path: Path) -> None:

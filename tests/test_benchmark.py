@@ -50,8 +50,8 @@ def test_every_system_is_measured(system: type[APPO]) -> None:
 
 
 def test_the_modes_are_valid_and_synchronous_ones_hold_one_trajectory_of_each_environment(tmp_path: Path) -> None:
-    for batch in (64, 128, 96):
-        cfg = config(tmp_path, batch_size=batch)
+    for batch, num_envs in ((64, 4), (128, 4), (96, 4), (64, 3)):
+        cfg = config(tmp_path, batch_size=batch, num_envs_per_worker=num_envs, worker_num_splits=1)
         rows = modes(cfg)
         assert len({name for name, _ in rows}) == 4
         for _, settings in rows:
@@ -61,7 +61,7 @@ def test_the_modes_are_valid_and_synchronous_ones_hold_one_trajectory_of_each_en
 
 
 @pytest.mark.parametrize(("command", "expected"), [
-    (["components"], ["simulation, one core (2 environments)", "training pass", "bound without learning", "measured"]),
+    (["components"], ["simulation, one core (4 environments)", "training pass", "bound without learning", "measured"]),
     (["throughput", "--random_actions"], ["as configured", "of simulation"]),
     (["throughput", "--modes", "--repeats", "2"], ["synchronous, 1 split", "asynchronous, double-buffered"]),
     (["compare", "--other", "theirs", "1000"], ["this system", "theirs (recorded)"])])
@@ -87,7 +87,7 @@ def test_scaling_changes_one_size_at_a_time_and_draws(tmp_path: Path, monkeypatc
     picture = tmp_path / "scaling.png"
     assert benchmark.main(["scaling", *FLAGS, "--output", str(picture)]) == 0
     assert picture.stat().st_size > 1000
-    base = {"num_workers": 2, "num_envs_per_worker": 4, "worker_num_splits": 2, "policy_workers_per_policy": 1}
+    base = {"num_workers": 2, "num_envs_per_worker": 4, "worker_num_splits": 1, "policy_workers_per_policy": 1}
     for settings in seen:
         assert sum(settings.get(name, value) != value for name, value in base.items()) <= 1
     assert "num_envs_per_worker=64" in capsys.readouterr().out

@@ -27,8 +27,9 @@ from vector_env import EnvironmentFailure, VectorEnv
 
 SEED = 4  # with 2 environments in a split, the failing seed is the second environment of the second split
 SMALL: dict[str, Any] = {
-    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "encoder_conv_mlp_layers": (8,),
-    "encoder_mlp_layers": (8,), "encoder_conv_architecture": "convnet_small", "device": "cpu", "seed": SEED}
+    "num_workers": 1, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,
+    "encoder_conv_mlp_layers": (8,), "encoder_mlp_layers": (8,), "encoder_conv_architecture": "convnet_small",
+    "device": "cpu", "seed": SEED}
 
 
 def make(name: str, num_envs: int = 2) -> VectorEnv:

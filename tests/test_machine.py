@@ -30,7 +30,7 @@ def test_settings_are_valid_and_what_was_given_stays(family: str, machine: Machi
 def test_two_cores_get_what_was_measured_there() -> None:
     settings = settings_of(Machine(2, 0), "atari", {})
     expected = {"num_workers": 2, "num_envs_per_worker": 32, "rollout": 64, "batch_size": 1024, "learner_threads": 2,
-                "policy_workers_per_policy": 1}
+                "policy_workers_per_policy": 1, "worker_num_splits": 1}
     assert {name: settings[name] for name in expected} == expected
 
 
@@ -41,6 +41,7 @@ def test_more_cores_and_a_gpu_get_more_environments_and_larger_batches() -> None
     assert num_envs == [64, 256, 512]
     assert [settings["batch_size"] for settings in (small, large, gpu)] == [1024, 2048, 2048]
     assert [settings["learner_threads"] for settings in (small, large, gpu)] == [2, 12, 1]
+    assert [settings["worker_num_splits"] for settings in (small, large, gpu)] == [1, 1, 2]
 
 
 def test_the_explanation_is_one_line_and_leaves_out_what_was_given() -> None:

@@ -292,7 +292,6 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
         given = settings | {"train_dir": folder, "train_for_env_steps": ENDLESS, "train_for_seconds": float("inf")}
         with system(**given) as appo:
             appo.train(should_stop=is_over)
-            appo.records.measure_memory()
             policies, peak = appo.records.policies, appo.records.peak_memory_bytes
     datasets = max(sum(policy.num_datasets for policy in policies), 1)
     (begin_sec, begin_steps), (end_sec, end_steps) = marks[1:]

@@ -213,8 +213,7 @@ class Records:
 
     def end(self, env_steps: int) -> None:
         """Stop the clock of a call of train(), after a last row of what was learned since the one before."""
-        if not self.cfg.serial_mode:
-            self.measure_memory()
+        self.measure_memory()
         if any(policy.training for policy in self.policies):
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun

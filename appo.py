@@ -100,8 +100,8 @@ class APPO:
         models, paths, states = zip(*(load_policy(cfg, policy, *self.info.kinds[kind])
                                       for policy, kind in enumerate(kind_of_policy)), strict=True)
         check_num_slots(cfg, len(self.info.agents))
-        self.memory_bytes = estimate_memory(cfg, self.info, kind_of_policy, models, self.devices)
-        check_memory(cfg, self.memory_bytes, lambda count: estimate_memory(
+        self.estimated_bytes = estimate_memory(cfg, self.info, kind_of_policy, models, self.devices)
+        check_memory(cfg, self.estimated_bytes, lambda count: estimate_memory(
             cfg, self.info, kind_of_policy[:count], models[:count], self.devices[:count]))
         self.buffers = SharedBuffers(cfg, self.info, kind_of_policy, models, self.devices, context)
         # after everything that may be refused, since it may move or delete an old run
@@ -264,9 +264,10 @@ class APPO:
             return
         sampler = buffers.without_weights()
         rollout_niceness, policy_niceness = choose_niceness(cfg, self.devices[0])
+        cores = sorted(os.sched_getaffinity(0)) if cfg.set_workers_cpu_affinity else [None]
         for worker in range(cfg.num_workers):
             self._spawn(context, f"rollout_worker_{worker}", self.rollout_worker_class, (cfg, sampler, worker),
-                        rollout_niceness)
+                        rollout_niceness, cores[worker % len(cores)])
         for policy, device in enumerate(self.devices):
             for worker in range(cfg.policy_workers_per_policy):
                 self._spawn(context, f"policy_worker_{self._number(policy)}{worker}", self.policy_worker_class,
@@ -283,12 +284,13 @@ class APPO:
         return f"learner_{self._number(policy)}".rstrip("_")
 
     def _spawn(self, context: Any, name: str, component: type, args: tuple, niceness: int = 0,
-               **kwargs: Any) -> None:
+               core: int | None = None, **kwargs: Any) -> None:
         pipe, child_pipe = context.Pipe(duplex=False)
         self.pipes[pipe] = name
         seed = self.cfg.seed + len(self.processes)
         process = context.Process(target=run_component, name=name, daemon=True,
-                                  args=(component, args, kwargs, child_pipe, niceness, seed, self.cfg.trace_sec > 0))
+                                  args=(component, args, kwargs, child_pipe, niceness, core, seed,
+                                        self.cfg.trace_sec > 0))
         self.processes.append(process)
         self.spans[name] = []
         process.start()
@@ -479,7 +481,7 @@ class APPO:
             f"{cpu_description()}, networks on {devices} in {self._precision()}",
             f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "
             f"{cfg.num_epochs} epoch(s); {sum(p.numel() for p in model.parameters()):,} parameters; "
-            f"about {self.memory_bytes / 1e9:.1f} GB of memory, {self.buffers.num_bytes / 1e6:.1f} MB of it "
+            f"about {self.estimated_bytes / 1e9:.1f} GB of memory, {self.buffers.num_bytes / 1e6:.1f} MB of it "
             "trajectories in shared memory",
             f"records in {cfg.run_dir}",
         ]
@@ -513,10 +515,12 @@ def choose_niceness(cfg: Config, device: torch.device) -> tuple[int, int]:
 
 
 def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Connection,
-                  niceness: int, seed: int, trace: bool) -> None:
+                  niceness: int, core: int | None, seed: int, trace: bool) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.nice(niceness)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
     keep_freed_memory()
     torch.set_num_threads(1)  # cores are shared between processes instead
     torch.manual_seed(seed)

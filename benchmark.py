@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 from appo import APPO, ComponentError, configure, keep_freed_memory, probe
@@ -272,6 +273,20 @@ class Throughput(NamedTuple):
     lag_max: int
     start_sec: float  # from making the system to the first SGD step (or env_step)
     peak_memory_bytes: int
+    cpu_us: dict[str, float]  # CPU time of one sample in each kind of process
+    idle: float  # share of the cores, whoever else used them
+
+
+def cpu_seconds(appo: APPO) -> dict[str, float]:
+    """Return the CPU time that each kind of process has taken so far, and how long the cores were idle."""
+    seconds = {"supervisor": sum(psutil.Process().cpu_times()[:2])}
+    for process in appo.processes:
+        kind = process.name.rstrip("_0123456789")
+        with contextlib.suppress(psutil.Error):  # it has died; the supervisor will say so
+            seconds[kind] = seconds.get(kind, 0.0) + sum(psutil.Process(process.pid).cpu_times()[:2])
+    cores = psutil.cpu_times(percpu=True)
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
+    return seconds | {"idle": sum(cores[core].idle for core in own)}
 
 
 def measure_throughput(settings: dict[str, Any], seconds: float, system: type[APPO] = APPO) -> Throughput:
@@ -280,12 +295,10 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
 
     def is_over() -> bool:
         now, steps = time.perf_counter(), appo.env_steps
-        if not marks and steps and (issubclass(system, Sampler) or all(appo.versions)):
-            marks.append((now, steps))  # it runs
-        elif len(marks) == 1 and now > marks[0][0] + max(seconds / 3, 2.0):
-            marks.append((now, steps))  # it is warm
-        elif len(marks) == 2 and now > marks[1][0] + seconds:
-            marks.append((now, steps))
+        is_running = steps and (issubclass(system, Sampler) or all(appo.versions))
+        wait = (0.0, max(seconds / 3, 2.0), seconds)[len(marks)]  # until it runs, is warm, and was measured
+        if now > marks[-1][0] + wait if marks else is_running:
+            marks.append((now, steps, cpu_seconds(appo)))
         return len(marks) == 3
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -294,10 +307,13 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
             appo.train(should_stop=is_over)
             policies, peak = appo.records.policies, appo.records.peak_memory_bytes
     datasets = max(sum(policy.num_datasets for policy in policies), 1)
-    (begin_sec, begin_steps), (end_sec, end_steps) = marks[1:]
-    rate = (end_steps - begin_steps) / (end_sec - begin_sec)
-    return Throughput(rate, sum(policy.lag_sum for policy in policies) / datasets,
-                      max(policy.lag_max for policy in policies), marks[0][0] - begin, peak)
+    (begin_sec, begin_steps, cpu_before), (end_sec, end_steps, cpu_after) = marks[1:]
+    steps, elapsed = end_steps - begin_steps, end_sec - begin_sec
+    cpu = {kind: cpu_after[kind] - cpu_before[kind] for kind in cpu_after}
+    idle = cpu.pop("idle") / elapsed / cpu_cores()
+    return Throughput(steps / elapsed, sum(policy.lag_sum for policy in policies) / datasets,
+                      max(policy.lag_max for policy in policies), marks[0][0] - begin, peak,
+                      {kind: seconds / steps * 1e6 for kind, seconds in cpu.items()}, idle)
 
 
 # ---- commands ----------------------------------------------------------------------------------------------------
@@ -352,6 +368,7 @@ def run_throughput(cfg: Config, args: argparse.Namespace) -> None:
     print(f"bound: {bound:,.0f} env_steps/s = {formula}; pure simulation in {cfg.num_workers} processes: "
           f"{simulation:,.0f}\n")
     table = [["", "env_steps/s", "frames/s", "of bound", "of simulation", "lag mean", "max", "start, s", "memory, GB"]]
+    cpu_table = []
     for name, settings in modes(cfg) if args.modes else [("as configured", {})]:
         runs = sorted(measure_throughput(args.settings | settings, args.seconds, system) for _ in range(args.repeats))
         run = runs[len(runs) // 2]
@@ -359,7 +376,11 @@ def run_throughput(cfg: Config, args: argparse.Namespace) -> None:
         lag = ["-", "-"] if without_learning else [f"{run.lag_mean:.1f}", f"{run.lag_max}"]
         table.append([name, *rates(cfg, run.env_steps_per_sec), of_bound, f"{run.env_steps_per_sec / simulation:.0%}",
                       *lag, f"{run.start_sec:.1f}", f"{run.peak_memory_bytes / 1e9:.2f}"])
+        cpu_table.append([name, *(f"{us:.1f}" for us in run.cpu_us.values()), f"{sum(run.cpu_us.values()):.1f}",
+                          f"{run.idle:.0%}"])
     print_table(table)
+    print()
+    print_table([["CPU time of one sample, us", *run.cpu_us, "together", "cores idle"], *cpu_table])
 
 
 def modes(cfg: Config) -> list[tuple[str, dict[str, Any]]]:

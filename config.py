@@ -82,6 +82,7 @@ class Config:
                                     "default; 2: double-buffered sampling, one group is stepped while the other's "
                                     "actions are computed")
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes")
+    set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to one core, in turns (Linux)")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory")
     env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)")
     env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)")
@@ -295,6 +296,9 @@ def _validate(c: Config) -> None:
         lower = c.num_envs_per_worker - c.num_envs_per_worker % c.worker_num_splits
         raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} cannot be divided into "
                         f"--worker_num_splits={c.worker_num_splits}; use {lower} or {lower + c.worker_num_splits}")
+    if c.set_workers_cpu_affinity and (c.serial_mode or not hasattr(os, "sched_setaffinity")):
+        why = "there are no workers with --serial_mode" if c.serial_mode else "this system cannot do it"
+        raise UserError(f"--set_workers_cpu_affinity binds rollout workers to cores, but {why}; leave it out")
     if c.batch_size % c.rollout:
         lower = c.batch_size - c.batch_size % c.rollout
         fits = f"{lower} or {lower + c.rollout}" if lower else f"{c.rollout}"

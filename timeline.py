@@ -26,6 +26,7 @@ from config import OneLineParser, UserError
 
 MAX_SPANS = 200_000  # of one process; about 30 MB
 WAIT = "wait"  # spans whose names begin so are time in which a thread had nothing to do
+STEP = "step split"  # and so: there is one for each split
 
 
 class Span(NamedTuple):
@@ -131,7 +132,8 @@ def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
 
     rows = [Row(row.label, [("waiting" if name.startswith(WAIT) else name, *when) for name, *when in row.spans])
             for row in rows]
-    names = list(dict.fromkeys(name for row in rows for name, _, _ in row.spans))
+    # sorted, the splits last, so that a name has the same color in every picture of a system
+    names = sorted({name for row in rows for name, _, _ in row.spans}, key=lambda name: (name.startswith(STEP), name))
     palette = itertools.cycle(plt.get_cmap("tab20").colors)
     colors = {name: "#e4e4e4" if name == "waiting" else next(palette) for name in names}
     figure, axes = plt.subplots(figsize=(13, 1.1 + 0.42 * len(rows)), layout="constrained")

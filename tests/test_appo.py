@@ -66,6 +66,20 @@ def test_who_goes_first_on_busy_cores(num_epochs: int) -> None:
     assert gpu_policy < gpu_rollout, "the GPU must not wait"
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds nothing to cores")
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_rollout_workers_are_bound_to_cores_in_turns(tmp_path: Path, *, is_bound: bool) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    settings = SMALL | {"train_dir": str(tmp_path), "num_workers": 3, "serial_mode": False}
+    with APPO("CartPole-v1", **settings, set_workers_cpu_affinity=is_bound) as appo:
+        appo.train(500)
+        bound = {process.name: os.sched_getaffinity(process.pid) for process in appo.processes}
+    for worker in range(3):
+        expected = {cores[worker % len(cores)]} if is_bound else set(cores)
+        assert bound.pop(f"rollout_worker_{worker}") == expected
+    assert all(where == set(cores) for where in bound.values()), "only rollout workers are bound"
+
+
 def test_training_in_two_calls_equals_training_in_one(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 2048)
     parts = run(tmp_path / "parts", 1024, 1024)

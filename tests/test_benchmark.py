@@ -12,7 +12,7 @@ import pytest
 import benchmark
 from appo import APPO, configure
 from benchmark import Costs, RandomSampler, Sampler, Throughput, measure_throughput, modes, parse, run_other
-from config import Config, UserError
+from config import Config, UserError, cpu_cores
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"env": "CartPole-v1", "num_workers": 2, "num_envs_per_worker": 4, "batch_size": 64, "num_batches_per_epoch": 1}
@@ -47,6 +47,11 @@ def test_every_system_is_measured(system: type[APPO]) -> None:
     assert result.start_sec > 0
     assert result.peak_memory_bytes > 1e8
     assert (result.lag_mean > 0) == (system is APPO)
+    assert set(result.cpu_us) == {"supervisor", "rollout_worker", "policy_worker", "learner"}
+    assert result.cpu_us["rollout_worker"] > 0
+    busy = sum(result.cpu_us.values()) * result.env_steps_per_sec / 1e6 / cpu_cores()  # share of the cores
+    assert 0 < busy < 1.2, "no more than there are, within the ticks of the clock"
+    assert 0 <= result.idle < 1.1 - busy
 
 
 def test_the_modes_are_valid_and_synchronous_ones_hold_one_trajectory_of_each_environment(tmp_path: Path) -> None:
@@ -62,7 +67,7 @@ def test_the_modes_are_valid_and_synchronous_ones_hold_one_trajectory_of_each_en
 
 @pytest.mark.parametrize(("command", "expected"), [
     (["components"], ["simulation, one core (4 environments)", "training pass", "bound without learning", "measured"]),
-    (["throughput", "--random_actions"], ["as configured", "of simulation"]),
+    (["throughput", "--random_actions"], ["as configured", "of simulation", "CPU time of one sample", "cores idle"]),
     (["throughput", "--modes", "--repeats", "2"], ["synchronous, 1 split", "asynchronous, double-buffered"]),
     (["compare", "--other", "theirs", "1000"], ["this system", "theirs (recorded)"])])
 def test_the_commands_run(command: list[str], expected: list[str]) -> None:

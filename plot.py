@@ -2,8 +2,9 @@
 
 Reads each run's `metrics.jsonl`: the true mean return of the last 100 episodes (or another key) over minutes of
 training and env_steps, each policy of a population as a thin line, and the scores of evaluations during training as
-dots. With `--population` it reads the `population.jsonl` of one run: the objective of each policy and all that was
-mutated over the policy's env_steps, with an arrow from the donor wherever a policy was replaced.
+dots. With `--by_folder` all runs that lie in one folder have one color, to compare settings over several seeds. With
+`--population` it reads the `population.jsonl` of one run: the objective of each policy and all that was mutated over
+the policy's env_steps, with an arrow from the donor wherever a policy was replaced.
 """
 
 import argparse
@@ -51,19 +52,25 @@ def read_evaluations(run_dir: Path) -> tuple[list[float], list[float]]:
     return [part["eval_env_steps"] / 1e6 for part in parts], [part["eval_return"] for part in parts]
 
 
-def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mean_return") -> None:
+def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mean_return", *,
+         by_folder: bool = False) -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    colors: dict[str, str] = {}
     for run_dir in run_dirs:
         (minutes, env_steps, values), *policies = read_curves(run_dir, key)
-        color = panels[0].plot(minutes, values, label=run_dir.name)[0].get_color()
-        panels[1].plot(env_steps, values, color=color, label=run_dir.name)
+        name = run_dir.resolve().parent.name if by_folder else str(run_dir)
+        label = None if name in colors else name if by_folder else run_dir.name
+        color = colors.setdefault(name, f"C{len(colors)}")
+        panels[0].plot(minutes, values, color=color)
+        panels[1].plot(env_steps, values, color=color, label=label)
         for curve in policies:
             panels[0].plot(curve[0], curve[2], color=color, linewidth=0.5)
             panels[1].plot(curve[1], curve[2], color=color, linewidth=0.5)
         evaluated_at, scores = read_evaluations(run_dir)
         if scores and key == "mean_return":
-            panels[1].plot(evaluated_at, scores, "o", markersize=3, color=color, label=f"{run_dir.name}, evaluation")
+            panels[1].plot(evaluated_at, scores, "o", markersize=3, color=color,
+                           label=label and f"{label}, evaluation")
     panels[0].set(xlabel="minutes", ylabel=LABELS.get(key, key))
     panels[1].set(xlabel="million env_steps")
     for panel in panels:
@@ -124,6 +131,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("output", type=Path, help="picture to write, for example curve.png")
     parser.add_argument("--goal", type=float, help="mark this value with a dashed line")
     parser.add_argument("--key", default="mean_return", help="what to draw: a key of metrics.jsonl [mean_return]")
+    parser.add_argument("--by_folder", action="store_true", help="one color for all runs that lie in one folder")
     parser.add_argument("--population", action="store_true",
                         help="draw what population-based training did in one run instead")
     args = parser.parse_args(argv)
@@ -132,7 +140,7 @@ def main(argv: list[str]) -> int:
         if args.population:
             draw_population(args.run_dirs[0], args.output)
         else:
-            draw(args.run_dirs, args.output, args.goal, args.key)
+            draw(args.run_dirs, args.output, args.goal, args.key, by_folder=args.by_folder)
     except UserError as error:
         print(f"plot.py: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Tournaments: games are counted right, Elo ratings are those of the Bradley-Terry model; scores, plots, bad input."""
+"""Tournaments: games are counted right, Elo ratings are those of the Bradley-Terry model; scores, bad input."""
 
 import json
 import re
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from tiny_games import TAPE
 
 import evaluate
@@ -380,92 +379,8 @@ def test_a_policy_without_a_checkpoint_is_refused_with_one_line(trained: Path, t
     assert err.count("\n") == 1
 
 
-# ---- the command plot.py -----------------------------------------------------------------------------------------
-
-EVENTS = [
-    {"policy": 0, "policy_steps": 0, "env_steps": 0, "objective": None, "donor": None, "words": "policy 0 begins",
-     "learning_rate": 1e-3, "gamma": 0.99, "shaping/use": True},
-    {"policy": 1, "policy_steps": 0, "env_steps": 0, "objective": None, "donor": None, "words": "policy 1 begins",
-     "learning_rate": 1e-2, "gamma": 0.99, "shaping/use": True},
-    {"policy": 1, "policy_steps": 900, "env_steps": 1900, "objective": -3.5, "donor": None, "words": "unchanged",
-     "learning_rate": 1e-2, "gamma": 0.99, "shaping/use": True},
-    {"policy": 0, "policy_steps": 1000, "env_steps": 2000, "objective": -7.0, "donor": 1, "words": "a copy of policy 1",
-     "learning_rate": 1.2e-2, "gamma": 0.99, "shaping/use": False},
-]
-ROWS = [{"wall_sec": 60.0 * i, "env_steps": 1000 * i, "mean_return": None if i == 0 else float(i), "extra": i * i,
-         "policies": [{"mean_return": i + 0.5, "true_objective": -1.0 * i}, {"mean_return": None, "win_rate": 0.5}]}
-        for i in range(5)]
-
-
-def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path.parent
-
-
-def picture(path: Path) -> np.ndarray:
-    with Image.open(path) as image:
-        return np.asarray(image.convert("L"))
-
-
-def ink(path: Path) -> int:
-    """Count the pixels of a picture that are not white."""
-    return int((picture(path) < 250).sum())
-
-
-def test_population_is_drawn(tmp_path: Path) -> None:
-    """The number of panels tells what has changed: here the learning rate and the shaping, beside the objective."""
-    run_dir, output = write_lines(tmp_path / "run" / "population.jsonl", EVENTS), tmp_path / "population.png"
-    assert plot.main([str(run_dir), str(output), "--population"]) == 0
-    assert picture(output).shape == (300, 1200)
-    whole = ink(output)
-    write_lines(run_dir / "population.jsonl", EVENTS[:2])
-    assert plot.main([str(run_dir), str(output), "--population"]) == 0
-    assert picture(output).shape == (300, 800)
-    assert whole > ink(output) > 1000
-
-
-@pytest.mark.parametrize("key", ["mean_return", "true_objective", "extra"])
-def test_a_key_is_drawn(tmp_path: Path, key: str) -> None:
-    run_dir = write_lines(tmp_path / "run" / "metrics.jsonl", ROWS)
-    assert plot.main([str(run_dir), str(tmp_path / "curve.png"), "--key", key]) == 0
-    assert ink(tmp_path / "curve.png") > 1000
-    whole, *policies = plot.read_curves(run_dir, key)
-    assert len(policies) == 2
-    assert whole[2] == {"mean_return": [1, 2, 3, 4], "true_objective": [], "extra": [0, 1, 4, 9, 16]}[key]
-    assert policies[0] == {
-        "mean_return": ([0, 1, 2, 3, 4], [0, 0.001, 0.002, 0.003, 0.004], [0.5, 1.5, 2.5, 3.5, 4.5]),
-        "true_objective": ([0, 1, 2, 3, 4], [0, 0.001, 0.002, 0.003, 0.004], [0, -1, -2, -3, -4]),
-        "extra": ([], [], [])}[key]
-    assert policies[1] == ([], [], [])
-
-
 def test_real_runs_are_drawn(trained: Path, tmp_path: Path) -> None:
     runs = [str(trained / name) for name in ("HigherWins", "Payday", "AlwaysEven")]
     for key in ("mean_return", "win_rate_vs_past", "sgd_steps"):
         assert plot.main([*runs, str(tmp_path / f"{key}.png"), "--key", key]) == 0
-        assert ink(tmp_path / f"{key}.png") > 1000
-
-
-@pytest.mark.parametrize(("argv", "fragments"), [
-    (["{tmp}/none", "{tmp}/out.png"], ["{tmp}/none holds no metrics.jsonl"]),
-    (["{tmp}/run", "{tmp}/none", "{tmp}/out.png"], ["{tmp}/none holds no metrics.jsonl"]),
-    (["{tmp}/none", "{tmp}/out.png", "--population"], ["{tmp}/none holds no population.jsonl"]),
-    (["{tmp}/run", "{tmp}/run", "{tmp}/out.png", "--population"], ["--population draws one run"]),
-    (["{tmp}/empty", "{tmp}/out.png", "--population"], ["{tmp}/empty"]),
-    (["{tmp}/run", "{tmp}/out.png", "--key", "mean_retrun"], ["mean_retrun"]),
-    (["{tmp}/run", "{tmp}/out.png", "--key", "policies"], ["policies"]),
-    (["{tmp}/run", "{tmp}/out.nothing"], ["{tmp}/out.nothing"]),
-    (["{tmp}/run", "{tmp}/no_such_folder/out.png"], ["{tmp}/no_such_folder"]),
-], ids=str)
-def test_plot_refuses_bad_input_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str],
-                                              fragments: list[str]) -> None:
-    write_lines(tmp_path / "run" / "metrics.jsonl", ROWS)
-    write_lines(tmp_path / "run" / "population.jsonl", EVENTS)
-    write_lines(tmp_path / "empty" / "population.jsonl", [])
-    assert plot.main([argument.format(tmp=tmp_path) for argument in argv]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("plot.py: ")
-    assert err.count("\n") == 1
-    assert all(fragment.format(tmp=tmp_path) in err for fragment in fragments), err
-    assert not list(tmp_path.glob("out.*"))
+        assert (tmp_path / f"{key}.png").stat().st_size > 5000

@@ -7,7 +7,7 @@ shares no lock with any other process, so the death of one, at whatever moment, 
 cannot block the supervisor.
 
 With `serial_mode` the same components run in this process, in a fixed order, without threads: slow, but a debugger can
-step through all of it, and the same seed gives the same numbers. Read next: `train.py`.
+step through all of it, and the same seed gives the same numbers (on a CPU). Read next: `train.py`.
 """
 
 import contextlib

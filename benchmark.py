@@ -100,12 +100,17 @@ class Costs(NamedTuple):
     def bound(self, cfg: Config, *, sampler_only: bool = False) -> tuple[float, str]:
         """Return the most env_steps/s that this machine allows, and how that was computed."""
         cores, passes = cpu_cores(), cfg.num_epochs
-        networks = self.inference + (0 if sampler_only else passes * self.training)
-        formula = f"{self.inference:.1f}" + ("" if sampler_only else f" + {passes} x {self.training:.1f}")
         if choose_device(cfg.device).type == "cpu":
-            return cores / (self.simulation + networks) * 1e6, f"{cores} cores / ({self.simulation:.1f} + {formula}) us"
-        return (min(cores / self.simulation, 1 / networks) * 1e6,
-                f"the lesser of {cores} cores / {self.simulation:.1f} us and 1 GPU / ({formula}) us")
+            work = self.simulation + self.inference + (0 if sampler_only else passes * self.training)
+            formula = f"{self.inference:.1f}" + ("" if sampler_only else f" + {passes} x {self.training:.1f}")
+            return cores / work * 1e6, f"{cores} cores / ({self.simulation:.1f} + {formula}) us"
+        # each kind of process by itself: what they take from each other on the GPU is not counted
+        workers, learners = cfg.policy_workers_per_policy * cfg.num_policies, cfg.num_policies
+        limits = {f"{cores} cores / {self.simulation:.1f} us": cores / self.simulation,
+                  f"{workers} policy worker(s) / {self.inference:.1f} us": workers / self.inference}
+        if not sampler_only:
+            limits[f"{learners} learner(s) / ({passes} x {self.training:.1f}) us"] = learners / (passes * self.training)
+        return min(limits.values()) * 1e6, "the least of " + ", ".join(limits)
 
 
 def time_of(function: Callable[[], Any], seconds: float) -> float:
@@ -163,8 +168,9 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
         server = PolicyWorker(alone, buffers, 0, device)
         learner = Learner(alone, buffers, 0, device, lambda report: None)
         fill_slots(buffers, workers, server)
-        # one batch: while one half of the environments is stepped, the other's requests are served
+        # one batch: while one half of the environments is stepped, the policy workers share the other's requests
         requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
+        requests *= max(1, round(cfg.num_workers / alone.num_workers / cfg.policy_workers_per_policy))
         agents = alone.envs_per_split * len(info.agents)
         buffers.agent_policy.fill_(0)
         buffers.agent_t.fill_(0)

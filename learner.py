@@ -53,8 +53,10 @@ MAX_NORMALIZED_TARGET = 10.0  # deviations
 class Batch:
     """The trajectories of one dataset, [B, T(+1), ...], while it is filled and while it is trained on."""
 
-    def __init__(self, specs: dict[str, Spec], size: int) -> None:
-        self.tensors = allocate(specs, size, shared=False)
+    def __init__(self, specs: dict[str, Spec], size: int, *, pinned: bool = False) -> None:
+        """Allocate it; pinned: in memory that a GPU can read by itself."""
+        tensors = allocate(specs, size, shared=False)
+        self.tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()} if pinned else tensors
         self.slots: list[int] = []  # where its trajectories came from
 
     @property
@@ -108,8 +110,8 @@ class Learner:
         self.next_snapshot = self.snapshot_after() if self.shared.weights.num_snapshots else 0
         self.take_snapshot()
         self.shuffle = torch.Generator().manual_seed(cfg.seed + self.sgd_steps + 1_000_003 * policy)
-        self.filling = Batch(specs, cfg.trajectories_per_dataset)  # owned by the batcher
-        self.spare = Batch(specs, cfg.trajectories_per_dataset)
+        self.filling, self.spare = (  # the first is owned by the batcher
+            Batch(specs, cfg.trajectories_per_dataset, pinned=device.type == "cuda") for _ in range(2))
         self.next_batch: queue.Queue[Batch] = queue.Queue()  # from training to the batcher
         self.work: queue.Queue[Batch | Message | BaseException] = queue.Queue()  # from the batcher to training
 
@@ -268,7 +270,8 @@ class Learner:
 
     def train(self, batch: Batch) -> None:
         """Run all SGD steps on a dataset, publish after each, then free what the dataset holds."""
-        data = {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}  # no copy on a CPU
+        # no copy on a CPU; a GPU reads the batch while this goes on, and has done so long before it is filled again
+        data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         lag = self.sgd_steps - data["policy_version"]
         fresh = (lag <= self.cfg.max_policy_lag) & (data["policy_version"] >= self.first_version)
         data["valid"] = data["valid"] & fresh

@@ -14,7 +14,8 @@ import torch
 from config import MAX_POLICIES, cpu_cores, max_workers
 
 MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
-ENVS_PER_CORE, ENVS_PER_CORE_WITH_GPU = 16, 32  # of large observations: what keeps batches of inference large
+ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large
+MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would hang on the value of their end
 CORES_PER_POLICY_WORKER = 8  # acting takes a tenth of the time of Pong on two cores
 
 
@@ -41,7 +42,8 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
 
     A profile's "num_envs" is the number of all environments on two cores. It decides how much experience is in flight,
     and so how old it is when it is learned from: it grows with the cores only where batches of inference would become
-    too small, and then the datasets grow with it. A population gets more environments, so that each policy's batches
+    too small. Then the datasets grow with it and trajectories become shorter, so that no more than one dataset is in
+    flight. A population gets more environments, so that each policy's batches
     stay as large, but not with large observations, whose trajectories would fill the memory.
     """
     settings = dict(profile)
@@ -51,13 +53,14 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     settings["policy_workers_per_policy"] = max(1, machine.cores // (CORES_PER_POLICY_WORKER * num_policies))
     num_envs = settings.pop("num_envs")
     if large_observations:
-        per_core = ENVS_PER_CORE_WITH_GPU if machine.num_gpus else ENVS_PER_CORE
-        growth = max(1.0, per_core * machine.cores / num_envs)
+        growth = max(1.0, ENVS_PER_CORE * machine.cores / num_envs)
         num_envs *= growth
         if growth >= 2:  # datasets grow at most twofold: larger ones learn from fewer steps
             settings["batch_size"] *= 2
-        if growth >= 8:
-            settings["rollout"] = max(16, settings["rollout"] // 2)
+            dataset = settings["batch_size"] * settings["num_batches_per_epoch"]
+            shortest = settings["rollout"] if given.get("use_rnn") else MIN_ROLLOUT  # a memory learns within them
+            while num_envs * settings["rollout"] > dataset and settings["rollout"] > shortest:
+                settings["rollout"] //= 2
         # training takes two thirds of the CPU; it has a thread for each part of a minibatch
         settings["learner_threads"] = 1 if machine.num_gpus else max(1, math.ceil(0.7 * machine.cores))
     per_worker = num_envs / num_workers

@@ -1,9 +1,12 @@
 """What all tests share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests everywhere, before a GPU is looked for
 
 
 @pytest.fixture(autouse=True, scope="session")

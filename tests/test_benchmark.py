@@ -31,13 +31,20 @@ def test_the_bound_on_a_cpu_shares_all_cores_between_all_work(tmp_path: Path, mo
     assert costs.bound(cfg, sampler_only=True)[0] == pytest.approx(4 / 300e-6)
 
 
-@pytest.mark.parametrize(("training", "expected"), [(40.0, 4 / 200e-6), (400.0, 1 / 410e-6)])
-def test_the_bound_with_a_gpu_is_that_of_the_scarcer_resource(training: float, expected: float, tmp_path: Path,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("inference", "training", "expected", "formula"), [
+    (10.0, 20.0, 4 / 200e-6,
+     "the least of 4 cores / 200.0 us, 2 policy worker(s) / 10.0 us, 1 learner(s) / (2 x 20.0) us"),
+    (150.0, 20.0, 2 / 150e-6, ""), (10.0, 200.0, 1 / 400e-6, "")])
+def test_the_bound_with_a_gpu_is_that_of_the_scarcest_resource(
+        inference: float, training: float, expected: float, formula: str, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "cpu_cores", lambda: 4)
     monkeypatch.setattr(benchmark, "choose_device", lambda name: benchmark.torch.device("cuda"))
-    costs = Costs(simulation=200.0, inference=10.0, training=training, message=10.0)
-    assert costs.bound(config(tmp_path, num_epochs=1))[0] == pytest.approx(expected)
+    costs = Costs(simulation=200.0, inference=inference, training=training, message=10.0)
+    bound, text = costs.bound(config(tmp_path, num_epochs=2, policy_workers_per_policy=2))
+    assert bound == pytest.approx(expected)
+    assert text.startswith(formula)
+    assert "learner" not in costs.bound(config(tmp_path), sampler_only=True)[1]
 
 
 @pytest.mark.parametrize("system", [APPO, Sampler, RandomSampler])
@@ -86,7 +93,7 @@ def test_scaling_changes_one_size_at_a_time_and_draws(tmp_path: Path, monkeypatc
     def measure(settings: dict[str, Any], seconds: float) -> Throughput:
         seen.append(settings)
         configure(settings | {"train_dir": str(tmp_path)})
-        return Throughput(1000.0 * len(seen), 1.0, 2, 3.0, 10**9)
+        return Throughput(1000.0 * len(seen), 1.0, 2, 3.0, 10**9, {"learner": 1.0}, 0.1)
 
     monkeypatch.setattr(benchmark, "measure_throughput", measure)
     picture = tmp_path / "scaling.png"

@@ -24,7 +24,7 @@ def test_settings_are_valid_and_what_was_given_stays(family: str, machine: Machi
     in_flight = cfg.num_workers * cfg.num_envs_per_worker * cfg.rollout
     dataset = cfg.batch_size * cfg.num_batches_per_epoch
     if not given and family in LARGE_OBSERVATIONS and machine.cores <= 16:
-        assert in_flight <= 4 * dataset, "experience would be old before it is learned from"
+        assert in_flight <= 1.1 * dataset, "experience would be old before it is learned from"
 
 
 def test_two_cores_get_what_was_measured_there() -> None:
@@ -34,14 +34,19 @@ def test_two_cores_get_what_was_measured_there() -> None:
     assert {name: settings[name] for name in expected} == expected
 
 
-def test_more_cores_and_a_gpu_get_more_environments_and_larger_batches() -> None:
+def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectories() -> None:
     small, large, gpu = (settings_of(machine, "atari", {}) for machine in (
         Machine(2, 0), Machine(16, 0), Machine(16, 1)))
     num_envs = [settings["num_workers"] * settings["num_envs_per_worker"] for settings in (small, large, gpu)]
-    assert num_envs == [64, 256, 512]
+    assert num_envs == [64, 256, 256]
     assert [settings["batch_size"] for settings in (small, large, gpu)] == [1024, 2048, 2048]
+    assert [settings["rollout"] for settings in (small, large, gpu)] == [64, 32, 32]
     assert [settings["learner_threads"] for settings in (small, large, gpu)] == [2, 12, 1]
     assert [settings["worker_num_splits"] for settings in (small, large, gpu)] == [1, 1, 2]
+
+
+def test_a_memory_keeps_the_length_of_its_trajectories() -> None:
+    assert settings_of(Machine(16, 1), "atari", {"use_rnn": True})["rollout"] == 64
 
 
 def test_the_explanation_is_one_line_and_leaves_out_what_was_given() -> None:

@@ -1,0 +1,88 @@
+"""How much bfloat16 changes the gradient: `python -m docs.precision`, while Pong is being learned.
+
+From time to time the learner computes the gradient of a minibatch in bfloat16 and in float32, with the same weights,
+and that of another minibatch, and prints the cosine between the first and each of the others. A cosine near 1 for the
+same minibatch, far nearer than between two minibatches, means that rounding is lost in the noise of sampling. All flags
+of `train.py` work here too.
+"""
+
+import contextlib
+import io
+import sys
+import tempfile
+
+import torch
+
+from appo import APPO
+from children import start_server
+from config import UserError, make_parser
+from learner import Batch, Learner
+
+DATASETS = 8  # between two comparisons
+SETTINGS = {"env": "PongNoFrameskip-v4", "train_for_env_steps": 300_000}
+
+
+class ComparingLearner(Learner):
+    """A learner that compares gradients before it trains on a dataset."""
+
+    num_datasets = 0
+
+    def train(self, batch: Batch) -> None:
+        """Compare the gradients of the first two minibatches now and then, then train as always."""
+        if self.num_datasets % DATASETS == 0:
+            first, second, *_ = self.minibatches()
+            exact = self.gradient(batch, first, torch.float32)
+            cosines = [cosine(exact, self.gradient(batch, minibatch, torch.bfloat16)) for minibatch in (first, second)]
+            rows = zip(*(cosine_of.values() for cosine_of in cosines), strict=True)
+            print("  ".join([f"{self.env_steps_trained:>9,}", *(f"{same:9.4f} {other:6.2f}" for same, other in rows)]),
+                  flush=True)
+        self.num_datasets += 1
+        super().train(batch)
+
+    def gradient(self, batch: Batch, minibatch: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Compute the gradient of a minibatch with the network body in some arithmetic; change nothing."""
+        before = {name: tensor.clone() for name, tensor in self.model.returns.state_dict().items()}
+        own, self.dtype = self.dtype, dtype
+        self.model.zero_grad(set_to_none=True)
+        self.backward({name: tensor.index_select(0, minibatch) for name, tensor in batch.tensors.items()})
+        self.dtype = own
+        self.model.returns.load_state_dict(before)
+        gradients = {name: tensor.grad for name, tensor in self.model.named_parameters()}
+        self.model.zero_grad(set_to_none=True)  # the tensors themselves stay as they are
+        return gradients
+
+
+class ComparingSystem(APPO):
+    """The system with a learner that compares."""
+
+    learner_class = ComparingLearner
+
+
+def cosine(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Return the cosine between two gradients, {name of a part of the network: value in [-1, 1]}."""
+    cosines = {}
+    for part in ("encoder", "policy_head", "value_head"):
+        x, y = (torch.cat([tensor.double().flatten() for name, tensor in gradient.items() if name.startswith(part)])
+                for gradient in (a, b))
+        cosines[part] = float(x @ y / (x.norm() * y.norm()))
+    return cosines
+
+
+def main() -> None:
+    """Learn for a while and print a table."""
+    given = SETTINGS | vars(make_parser(__doc__).parse(sys.argv[1:]))
+    print("cosine between the gradient in float32 and, in bfloat16, that of the same and of another minibatch\n")
+    header = [f"{'env_steps':>9}", *(f"{part:>16}" for part in ("encoder", "policy head", "value head"))]
+    print("  ".join(header), flush=True)
+    silence = contextlib.redirect_stdout(io.StringIO())  # only the learner's process prints
+    with tempfile.TemporaryDirectory() as folder, silence, ComparingSystem(**given | {"train_dir": folder}) as system:
+        system.train()
+
+
+if __name__ == "__main__":
+    start_server()
+    try:
+        main()
+    except UserError as error:
+        print(f"docs.precision: {error}", file=sys.stderr)
+        sys.exit(2)

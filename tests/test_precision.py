@@ -1,0 +1,29 @@
+"""Gradients in two kinds of arithmetic: those of one minibatch are nearly equal, those of two minibatches are not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*flags: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "docs.precision", *flags], cwd=ROOT, check=False, capture_output=True,
+                          text=True, timeout=240)
+
+
+def test_gradients_of_one_minibatch_are_nearly_equal() -> None:
+    result = run("--env", "CartPole-v1", "--train_for_env_steps", "20000")
+    assert result.returncode == 0, result.stderr
+    rows = [[float(word.replace(",", "")) for word in line.split()] for line in result.stdout.splitlines()[3:]]
+    assert len(rows) > 1, result.stdout
+    assert rows[0][0] == 0
+    assert rows[-1][0] > 0, "also after training, when gradients were computed before"
+    assert all(same > 0.99 for row in rows for same in row[1::2])
+    assert any(other < 0.99 for row in rows for other in row[2::2])
+
+
+def test_an_unknown_flag_is_refused_in_one_line() -> None:
+    result = run("--gama=1")
+    assert result.returncode == 2
+    assert result.stderr == "docs.precision: unknown argument --gama (did you mean --gamma?)\n"

@@ -100,6 +100,7 @@ class APPO:
         models, paths, states = zip(*(load_policy(cfg, policy, *self.info.kinds[kind])
                                       for policy, kind in enumerate(kind_of_policy)), strict=True)
         check_num_slots(cfg, len(self.info.agents))
+        self.cores = choose_cores(cfg)
         self.estimated_bytes = estimate_memory(cfg, self.info, kind_of_policy, models, self.devices)
         check_memory(cfg, self.estimated_bytes, lambda count: estimate_memory(
             cfg, self.info, kind_of_policy[:count], models[:count], self.devices[:count]))
@@ -264,10 +265,9 @@ class APPO:
             return
         sampler = buffers.without_weights()
         rollout_niceness, policy_niceness = choose_niceness(cfg, self.devices[0])
-        cores = sorted(os.sched_getaffinity(0)) if cfg.set_workers_cpu_affinity else [None]
         for worker in range(cfg.num_workers):
             self._spawn(context, f"rollout_worker_{worker}", self.rollout_worker_class, (cfg, sampler, worker),
-                        rollout_niceness, cores[worker % len(cores)])
+                        rollout_niceness, self.cores[worker % len(self.cores)])
         for policy, device in enumerate(self.devices):
             for worker in range(cfg.policy_workers_per_policy):
                 self._spawn(context, f"policy_worker_{self._number(policy)}{worker}", self.policy_worker_class,
@@ -512,6 +512,20 @@ def choose_niceness(cfg: Config, device: torch.device) -> tuple[int, int]:
     if device.type != "cpu":
         return 10, 0
     return (0, 10) if cfg.num_epochs == 1 else (10, 10)
+
+
+def choose_cores(cfg: Config) -> list[int | None]:
+    """Return the cores that rollout workers are bound to, in turns; None: to none.
+
+    Sample Factory binds them by default. Here it costs 1 to 4 % while learning, and gains 3 to 5 % when only sampling.
+    Raises `UserError` where it cannot be done.
+    """
+    if not cfg.set_workers_cpu_affinity:
+        return [None]
+    if cfg.serial_mode or not hasattr(os, "sched_setaffinity"):
+        why = "there are none with --serial_mode" if cfg.serial_mode else "this system cannot do it"
+        raise UserError(f"--set_workers_cpu_affinity binds rollout workers to cores, but {why}; set it to False")
+    return sorted(os.sched_getaffinity(0))
 
 
 def run_component(component: type, args: tuple, kwargs: dict[str, Any], pipe: Connection,

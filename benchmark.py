@@ -1,8 +1,9 @@
 """Measure the speed: `python benchmark.py throughput --env PongNoFrameskip-v4`. All flags of `train.py` work here too.
 
     components   what one sample costs in each part of the system, alone, and the bound that follows for this machine
-    throughput   the real system after its warm-up, as a share of that bound; --modes: with and without double
-                 buffering and asynchrony; --sampler_only: without learning; --random_actions: without networks
+    throughput   the real system after its warm-up, as a share of that bound, and the CPU time of one sample in each
+                 kind of process; --modes: with and without double buffering and asynchrony; --sampler_only: without
+                 learning; --random_actions: without networks
     scaling      throughput and memory over workers, environments, splits and policy workers; a table and a picture
     compare      the real system beside other programs, or their recorded figures, in turns in one sitting
     report       all of the first three, one after another
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import itertools
 import math
 import os
 import re
@@ -170,7 +172,9 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
         fill_slots(buffers, workers, server)
         # one batch: while one half of the environments is stepped, the policy workers share the other's requests
         requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
-        requests *= max(1, round(cfg.num_workers / alone.num_workers / cfg.policy_workers_per_policy))
+        servers = cfg.policy_workers_per_policy * cfg.num_policies
+        count = max(1, round(len(requests) * cfg.num_workers / alone.num_workers / servers))
+        requests = list(itertools.islice(itertools.cycle(requests), count))
         agents = alone.envs_per_split * len(info.agents)
         buffers.agent_policy.fill_(0)
         buffers.agent_t.fill_(0)
@@ -284,7 +288,7 @@ class Throughput(NamedTuple):
 
 
 def cpu_seconds(appo: APPO) -> dict[str, float]:
-    """Return the CPU time that each kind of process has taken so far, and how long the cores were idle."""
+    """Return the CPU time that each kind of process has taken so far, and for how long a core was idle."""
     seconds = {"supervisor": sum(psutil.Process().cpu_times()[:2])}
     for process in appo.processes:
         kind = process.name.rstrip("_0123456789")
@@ -292,7 +296,8 @@ def cpu_seconds(appo: APPO) -> dict[str, float]:
             seconds[kind] = seconds.get(kind, 0.0) + sum(psutil.Process(process.pid).cpu_times()[:2])
     cores = psutil.cpu_times(percpu=True)
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
-    return seconds | {"idle": sum(cores[core].idle for core in own)}
+    idle = [cores[core].idle for core in own if core < len(cores)]
+    return seconds | {"idle": sum(idle) / len(idle)}
 
 
 def measure_throughput(settings: dict[str, Any], seconds: float, system: type[APPO] = APPO) -> Throughput:
@@ -301,6 +306,8 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
 
     def is_over() -> bool:
         now, steps = time.perf_counter(), appo.env_steps
+        if len(marks) == 3:  # asked once more while an evaluation ends
+            return True
         is_running = steps and (issubclass(system, Sampler) or all(appo.versions))
         wait = (0.0, max(seconds / 3, 2.0), seconds)[len(marks)]  # until it runs, is warm, and was measured
         if now > marks[-1][0] + wait if marks else is_running:
@@ -316,7 +323,7 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
     (begin_sec, begin_steps, cpu_before), (end_sec, end_steps, cpu_after) = marks[1:]
     steps, elapsed = end_steps - begin_steps, end_sec - begin_sec
     cpu = {kind: cpu_after[kind] - cpu_before[kind] for kind in cpu_after}
-    idle = cpu.pop("idle") / elapsed / cpu_cores()
+    idle = cpu.pop("idle") / elapsed
     return Throughput(steps / elapsed, sum(policy.lag_sum for policy in policies) / datasets,
                       max(policy.lag_max for policy in policies), marks[0][0] - begin, peak,
                       {kind: seconds / steps * 1e6 for kind, seconds in cpu.items()}, idle)
@@ -347,7 +354,7 @@ def run_components(cfg: Config, args: argparse.Namespace) -> None:
     print_table([
         ["cost of one sample, alone, us", ""],
         [f"simulation, one core ({cfg.envs_per_split} environments)", f"{costs.simulation:.1f}"],
-        [f"inference, {'one core' if device.type == 'cpu' else device} (half of the environments)",
+        [f"inference, {'one core' if device.type == 'cpu' else device} (one policy worker, half of the environments)",
          f"{costs.inference:.1f}"],
         [f"training pass, {'one core' if device.type == 'cpu' else device} ({cfg.batch_size} samples)",
          f"{costs.training:.1f}"],

@@ -296,9 +296,6 @@ def _validate(c: Config) -> None:
         lower = c.num_envs_per_worker - c.num_envs_per_worker % c.worker_num_splits
         raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} cannot be divided into "
                         f"--worker_num_splits={c.worker_num_splits}; use {lower} or {lower + c.worker_num_splits}")
-    if c.set_workers_cpu_affinity and (c.serial_mode or not hasattr(os, "sched_setaffinity")):
-        why = "there are no workers with --serial_mode" if c.serial_mode else "this system cannot do it"
-        raise UserError(f"--set_workers_cpu_affinity binds rollout workers to cores, but {why}; leave it out")
     if c.batch_size % c.rollout:
         lower = c.batch_size - c.batch_size % c.rollout
         fits = f"{lower} or {lower + c.rollout}" if lower else f"{c.rollout}"

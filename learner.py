@@ -270,7 +270,7 @@ class Learner:
 
     def train(self, batch: Batch) -> None:
         """Run all SGD steps on a dataset, publish after each, then free what the dataset holds."""
-        # no copy on a CPU; a GPU reads the batch while this goes on, and has done so long before it is filled again
+        # no copy on a CPU; a GPU has read the batch when the first number is asked for, before it is filled again
         data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         lag = self.sgd_steps - data["policy_version"]
         fresh = (lag <= self.cfg.max_policy_lag) & (data["policy_version"] >= self.first_version)

@@ -1,8 +1,8 @@
 """What the settings that were not given become on this machine, and why.
 
 The profiles of `envs.py` were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
-machine: workers, environments, splits, threads and batches. Nothing is changed that was given. Only the figures for two
-cores without a GPU are measured (`docs/performance.md`); the others follow from them.
+machine: workers, environments, splits, threads, trajectories and batches. Nothing is changed that was given. Only the
+figures for two cores without a GPU are measured (`docs/performance.md`); the others follow from them.
 """
 
 import math
@@ -42,9 +42,9 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
 
     A profile's "num_envs" is the number of all environments on two cores. It decides how much experience is in flight,
     and so how old it is when it is learned from: it grows with the cores only where batches of inference would become
-    too small. Then the datasets grow with it and trajectories become shorter, so that no more than one dataset is in
-    flight. A population gets more environments, so that each policy's batches
-    stay as large, but not with large observations, whose trajectories would fill the memory.
+    too small. Then the datasets grow with it and trajectories become shorter, so that about one dataset is in flight.
+    A population gets more environments, so that each policy's batches stay as large, but not with large observations,
+    whose trajectories would fill the memory.
     """
     settings = dict(profile)
     num_policies = min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
@@ -57,10 +57,10 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
         num_envs *= growth
         if growth >= 2:  # datasets grow at most twofold: larger ones learn from fewer steps
             settings["batch_size"] *= 2
-            dataset = settings["batch_size"] * settings["num_batches_per_epoch"]
-            shortest = settings["rollout"] if given.get("use_rnn") else MIN_ROLLOUT  # a memory learns within them
-            while num_envs * settings["rollout"] > dataset and settings["rollout"] > shortest:
-                settings["rollout"] //= 2
+        dataset = settings["batch_size"] * settings["num_batches_per_epoch"]
+        has_memory = any(given.get(name) for name in ("use_rnn", "core", "model"))  # it learns within a trajectory
+        while num_envs * settings["rollout"] >= 1.5 * dataset and settings["rollout"] > MIN_ROLLOUT and not has_memory:
+            settings["rollout"] //= 2
         # training takes two thirds of the CPU; it has a thread for each part of a minibatch
         settings["learner_threads"] = 1 if machine.num_gpus else max(1, math.ceil(0.7 * machine.cores))
     per_worker = num_envs / num_workers
@@ -84,6 +84,7 @@ def explain(machine: Machine, settings: Mapping[str, Any], given: Mapping[str, A
         "policy_workers_per_policy": f"{{}} policy worker(s) (one for {CORES_PER_POLICY_WORKER} cores)",
         "learner_threads": "{} learner thread(s) " + ("(the GPU does the work)" if machine.num_gpus else
                                                       "(learning takes most of the time)"),
+        "rollout": "trajectories of {} steps (about one dataset is in flight)",
         "batch_size": "minibatches of {}",
     }
     parts = [text.format(settings[name]) for name, text in reasons.items() if name in settings and name not in given]

@@ -56,12 +56,12 @@ def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mea
          by_folder: bool = False) -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-    colors: dict[str, str] = {}
+    colors: dict[Path, str] = {}
     for run_dir in run_dirs:
         (minutes, env_steps, values), *policies = read_curves(run_dir, key)
-        name = run_dir.resolve().parent.name if by_folder else str(run_dir)
-        label = None if name in colors else name if by_folder else run_dir.name
-        color = colors.setdefault(name, f"C{len(colors)}")
+        group = run_dir.resolve().parent if by_folder else run_dir
+        label = None if group in colors else group.name
+        color = colors.setdefault(group, f"C{len(colors)}")
         panels[0].plot(minutes, values, color=color)
         panels[1].plot(env_steps, values, color=color, label=label)
         for curve in policies:

@@ -12,44 +12,42 @@ import sys
 import tempfile
 
 import torch
+from torch import Tensor
 
 from appo import APPO
 from children import start_server
 from config import UserError, make_parser
-from learner import Batch, Learner
+from learner import Learner
 
-DATASETS = 8  # between two comparisons
+EVERY = 128  # SGD steps
 SETTINGS = {"env": "PongNoFrameskip-v4", "train_for_env_steps": 300_000}
 
 
 class ComparingLearner(Learner):
-    """A learner that compares gradients before it trains on a dataset."""
+    """A learner that compares gradients before some of its SGD steps."""
 
-    num_datasets = 0
+    previous: dict[str, Tensor] | None = None  # minibatch
 
-    def train(self, batch: Batch) -> None:
-        """Compare the gradients of the first two minibatches now and then, then train as always."""
-        if self.num_datasets % DATASETS == 0:
-            first, second, *_ = self.minibatches()
-            exact = self.gradient(batch, first, torch.float32)
-            cosines = [cosine(exact, self.gradient(batch, minibatch, torch.bfloat16)) for minibatch in (first, second)]
+    def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Compare the gradients of this minibatch and the one before now and then, then learn as always."""
+        if self.previous is not None and self.sgd_steps % EVERY == 1:
+            exact = self.gradient(data, torch.float32)
+            cosines = [cosine(exact, self.gradient(minibatch, torch.bfloat16)) for minibatch in (data, self.previous)]
             rows = zip(*(cosine_of.values() for cosine_of in cosines), strict=True)
             print("  ".join([f"{self.env_steps_trained:>9,}", *(f"{same:9.4f} {other:6.2f}" for same, other in rows)]),
-                  flush=True)
-        self.num_datasets += 1
-        super().train(batch)
+                  file=sys.__stdout__, flush=True)
+        self.previous = data
+        return super().sgd_step(data)
 
-    def gradient(self, batch: Batch, minibatch: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def gradient(self, data: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """Compute the gradient of a minibatch with the network body in some arithmetic; change nothing."""
         before = {name: tensor.clone() for name, tensor in self.model.returns.state_dict().items()}
         own, self.dtype = self.dtype, dtype
         self.model.zero_grad(set_to_none=True)
-        self.backward({name: tensor.index_select(0, minibatch) for name, tensor in batch.tensors.items()})
+        self.backward(data)
         self.dtype = own
         self.model.returns.load_state_dict(before)
-        gradients = {name: tensor.grad for name, tensor in self.model.named_parameters()}
-        self.model.zero_grad(set_to_none=True)  # the tensors themselves stay as they are
-        return gradients
+        return {name: tensor.grad.clone() for name, tensor in self.model.named_parameters()}
 
 
 class ComparingSystem(APPO):
@@ -58,7 +56,7 @@ class ComparingSystem(APPO):
     learner_class = ComparingLearner
 
 
-def cosine(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, float]:
+def cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, float]:
     """Return the cosine between two gradients, {name of a part of the network: value in [-1, 1]}."""
     cosines = {}
     for part in ("encoder", "policy_head", "value_head"):
@@ -74,7 +72,7 @@ def main() -> None:
     print("cosine between the gradient in float32 and, in bfloat16, that of the same and of another minibatch\n")
     header = [f"{'env_steps':>9}", *(f"{part:>16}" for part in ("encoder", "policy head", "value head"))]
     print("  ".join(header), flush=True)
-    silence = contextlib.redirect_stdout(io.StringIO())  # only the learner's process prints
+    silence = contextlib.redirect_stdout(io.StringIO())  # only the learner prints
     with tempfile.TemporaryDirectory() as folder, silence, ComparingSystem(**given | {"train_dir": folder}) as system:
         system.train()
 

@@ -80,6 +80,16 @@ def test_rollout_workers_are_bound_to_cores_in_turns(tmp_path: Path, *, is_bound
     assert all(where == set(cores) for where in bound.values()), "only rollout workers are bound"
 
 
+def test_binding_to_cores_is_refused_where_it_cannot_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SMALL | {"train_dir": str(tmp_path), "set_workers_cpu_affinity": True}
+    with pytest.raises(UserError, match=r"^--set_workers_cpu_affinity .*--serial_mode"):
+        APPO("CartPole-v1", **settings)
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    with pytest.raises(UserError, match="this system cannot do it"):
+        APPO("CartPole-v1", **settings | {"serial_mode": False})
+    assert not list(tmp_path.iterdir())
+
+
 def test_training_in_two_calls_equals_training_in_one(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 2048)
     parts = run(tmp_path / "parts", 1024, 1024)

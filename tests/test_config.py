@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -287,15 +286,6 @@ def test_a_function_that_is_not_there_is_refused(name: str, hint: str) -> None:
 ])
 def test_wrong_type_is_refused(name: str, value: Any, kind: str) -> None:
     assert refusal({name: value}) == f"--{name}={value!r} is not of type {kind}"
-
-
-def test_binding_to_cores_is_refused_where_it_cannot_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = refusal({"set_workers_cpu_affinity": True, "serial_mode": True})
-    assert text.startswith("--set_workers_cpu_affinity ")
-    assert "--serial_mode" in text
-    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    assert "this system cannot do it" in refusal({"set_workers_cpu_affinity": True})
-    accept({})
 
 
 # ---- layers and saving ---------------------------------------------------------------------------------------------

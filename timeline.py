@@ -134,7 +134,7 @@ def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
             for row in rows]
     # sorted, the splits last, so that a name has the same color in every picture of a system
     names = sorted({name for row in rows for name, _, _ in row.spans}, key=lambda name: (name.startswith(STEP), name))
-    palette = itertools.cycle(plt.get_cmap("tab20").colors)
+    palette = itertools.cycle(color for color in plt.get_cmap("tab20").colors if len(set(color)) > 1)  # not the grays
     colors = {name: "#e4e4e4" if name == "waiting" else next(palette) for name in names}
     figure, axes = plt.subplots(figsize=(13, 1.1 + 0.42 * len(rows)), layout="constrained")
     shown = set()

@@ -302,15 +302,15 @@ def cpu_seconds(appo: APPO) -> dict[str, float]:
 
 def measure_throughput(settings: dict[str, Any], seconds: float, system: type[APPO] = APPO) -> Throughput:
     """Run a system; measure for some seconds after a warm-up of a third as long, at least until it learns."""
-    begin, marks = time.perf_counter(), []
+    begin, marks = time.perf_counter(), []  # marks: it runs, is warm, was measured
+    waits = max(seconds / 3, 2.0), seconds  # between two of them
 
     def is_over() -> bool:
         now, steps = time.perf_counter(), appo.env_steps
         if len(marks) == 3:  # asked once more while an evaluation ends
             return True
         is_running = steps and (issubclass(system, Sampler) or all(appo.versions))
-        wait = (0.0, max(seconds / 3, 2.0), seconds)[len(marks)]  # until it runs, is warm, and was measured
-        if now > marks[-1][0] + wait if marks else is_running:
+        if (now > marks[-1][0] + waits[len(marks) - 1]) if marks else is_running:
             marks.append((now, steps, cpu_seconds(appo)))
         return len(marks) == 3
 

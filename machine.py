@@ -42,7 +42,8 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
 
     A profile's "num_envs" is the number of all environments on two cores. It decides how much experience is in flight,
     and so how old it is when it is learned from: it grows with the cores only where batches of inference would become
-    too small. Then the datasets grow with it and trajectories become shorter, so that about one dataset is in flight.
+    too small. Then the datasets grow with it and trajectories become shorter (down to `MIN_ROLLOUT`, and not those of a
+    memory), so that about one dataset is in flight.
     A population gets more environments, so that each policy's batches stay as large, but not with large observations,
     whose trajectories would fill the memory.
     """
@@ -84,7 +85,7 @@ def explain(machine: Machine, settings: Mapping[str, Any], given: Mapping[str, A
         "policy_workers_per_policy": f"{{}} policy worker(s) (one for {CORES_PER_POLICY_WORKER} cores)",
         "learner_threads": "{} learner thread(s) " + ("(the GPU does the work)" if machine.num_gpus else
                                                       "(learning takes most of the time)"),
-        "rollout": "trajectories of {} steps (about one dataset is in flight)",
+        "rollout": "trajectories of {} steps",
         "batch_size": "minibatches of {}",
     }
     parts = [text.format(settings[name]) for name, text in reasons.items() if name in settings and name not in given]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from appo import APPO
-from children import start_server
 from config import UserError, make_parser
 from learner import Learner
 
@@ -78,7 +77,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start_server()
     try:
         main()
     except UserError as error:

@@ -13,6 +13,7 @@ step through all of it, and the same seed gives the same numbers (on a CPU). Rea
 import contextlib
 import ctypes
 import fcntl
+import json
 import math
 import multiprocessing
 import os
@@ -36,7 +37,7 @@ from gymnasium import spaces
 import checkpoint
 import timeline
 from children import start_server
-from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of
+from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of, write_atomically
 from envs import make_vector_env, profile
 from evaluator import Evaluator
 from learner import CPU_BYTES_PER_PASS, Learner
@@ -47,6 +48,7 @@ from policy_worker import PolicyWorker
 from population import Population
 from records import Records
 from rollout_worker import RolloutWorker
+from seeding import NETWORK, PROCESS, derive_seed
 from shared_buffers import (
     EVALUATE,
     PAUSE,
@@ -108,11 +110,6 @@ class APPO:
         # after everything that may be refused, since it may move or delete an old run
         self.run_dir_lock = prepare_run_dir(cfg)
         resumed = any(states)
-        for policy, (model, state) in enumerate(zip(models, states, strict=True)):
-            if state is not None:
-                self.buffers.env_steps[0] = max(int(self.buffers.env_steps[0]), state["env_steps"])
-                self.buffers.policy_steps[0, policy] = state.get("policy_steps", state["env_steps"])
-                self.restore_weights(policy, model, state)
         self.processes: list[Any] = []
         # also when nobody calls close(): multiprocessing would wait for ever for children that ignore SIGTERM
         self.finalizer = weakref.finalize(self, kill_all, self.processes)
@@ -126,6 +123,12 @@ class APPO:
         self.trained_until = 0  # ns of `time.perf_counter_ns`
         self.records: Records | None = None
         try:
+            self.buffers.start = count_start(cfg.run_dir)
+            for policy, (model, state) in enumerate(zip(models, states, strict=True)):
+                if state is not None:
+                    self.buffers.env_steps[0] = max(int(self.buffers.env_steps[0]), state["env_steps"])
+                    self.buffers.policy_steps[0, policy] = state.get("policy_steps", state["env_steps"])
+                    self.restore_weights(policy, model, state)
             self.population = Population(cfg, self.buffers, resumed=resumed) if cfg.with_pbt else None
             self._start(context, paths)
             self.records = Records(cfg, resumed=resumed,
@@ -251,7 +254,7 @@ class APPO:
         cfg, buffers = self.cfg, self.buffers
         if context is None:
             torch.set_num_threads(1)  # as in every process of the other modes
-            torch.manual_seed(cfg.seed)
+            torch.manual_seed(derive_seed(cfg.seed, PROCESS, buffers.start))
             self.rollout_workers = [self.rollout_worker_class(cfg, buffers, worker, self._receive)
                                     for worker in range(cfg.num_workers)]
             self.policy_workers = [self.policy_worker_class(cfg, buffers, policy, device)
@@ -287,7 +290,7 @@ class APPO:
                core: int | None = None, **kwargs: Any) -> None:
         pipe, child_pipe = context.Pipe(duplex=False)
         self.pipes[pipe] = name
-        seed = self.cfg.seed + len(self.processes)
+        seed = derive_seed(self.cfg.seed, PROCESS, self.buffers.start, len(self.processes))
         process = context.Process(target=run_component, name=name, daemon=True,
                                   args=(component, args, kwargs, child_pipe, niceness, core, seed,
                                         self.cfg.trace_sec > 0))
@@ -646,7 +649,7 @@ def check_opponents(cfg: Config, info: EnvInfo) -> None:
 def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],
                 action_space: Any) -> tuple[torch.nn.Module, Path | None, dict[str, Any] | None]:
     """Make a policy's model, with the weights of its last checkpoint if the run is resumed and has one."""
-    torch.manual_seed(cfg.seed + policy)
+    torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
     model = make_model(cfg, obs_space, action_space)
     path = checkpoint.find_checkpoint(cfg.run_dir, policy=policy) if cfg.restart_behavior == "resume" else None
     state = checkpoint.load_checkpoint(path) if path else None
@@ -696,6 +699,22 @@ def prepare_run_dir(cfg: Config) -> int:
         raise UserError(f"--train_dir={cfg.train_dir} cannot be written ({error.strerror}: {error.filename}); "
                         "choose another") from error
     return lock
+
+
+def count_start(run_dir: Path) -> int:
+    """Return how often a run was started before, and write down that it was started once more.
+
+    It is written before anything is sampled: whatever becomes of this start, the next one plays other episodes.
+    """
+    path = run_dir / "starts.json"
+    try:
+        start = int(json.loads(path.read_text()))
+    except FileNotFoundError:
+        start = 0
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged; write into it how often the run was started") from error
+    write_atomically(path, f"{start + 1}\n")
+    return start
 
 
 def lock_folder(folder: Path) -> int:

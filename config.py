@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seeding import MAX_SEED
+
 
 class UserError(Exception):
     """Something the user can mend: shown as one line, exit status 2, never a traceback."""
@@ -233,9 +235,17 @@ class Config:
     def save(self, path: Path) -> None:
         """Write all settings as JSON, infinity as "inf"."""
         settings = {name: "inf" if value == math.inf else value for name, value in dataclasses.asdict(self).items()}
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(settings, indent=2) + "\n")
-        os.replace(temporary, path)
+        write_atomically(path, json.dumps(settings, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that it is always whole, also after a crash: to a temporary name on the disk, then rename."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
@@ -283,8 +293,8 @@ def _validate(c: Config) -> None:
         if not 0 <= getattr(c, name) < 1:
             raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1, 1 excluded")
     _validate_model(c)
-    if c.seed > 2**31 - 1_000_000:  # environments are seeded with the numbers that follow
-        raise UserError(f"--seed={c.seed} is too large; use one below 2e9")
+    if c.seed > MAX_SEED:
+        raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
     if c.experiment in (".", "..") or "/" in c.experiment:
         raise UserError(f"--experiment={c.experiment} is no plain name; choose the folder with --train_dir")
     if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:

@@ -14,7 +14,7 @@ import importlib
 import os
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -232,6 +232,13 @@ class ResizeImages(gym.ObservationWrapper):
                           for name in self._names}}
 
 
+class OneSeed(gym.vector.VectorWrapper):
+    """Seeds a vector environment that has one generator for all its environments."""
+
+    def reset(self, *, seed: Sequence[int], options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed[0], options=options)
+
+
 def _is_image(space: spaces.Space) -> bool:
     return (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
             and is_channels_last(space.shape))
@@ -259,7 +266,7 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
         if kind == "atari" and render_mode is None:
             env = _atari_vector(cfg, spec, num_envs)
         elif spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
-            env = gym.make_vec(spec, num_envs=num_envs)
+            env = OneSeed(gym.make_vec(spec, num_envs=num_envs))
         else:
             make = {"atari": atari_env, "minigrid": minigrid_env, "mujoco": mujoco_env,
                     "vizdoom": vizdoom_env}.get(kind, single_env)
@@ -382,6 +389,9 @@ class ChannelsLast(gym.vector.VectorObservationWrapper):
         channels, height, width = env.single_observation_space.shape
         self.single_observation_space = spaces.Box(0, 255, (height, width, channels), np.uint8)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+
+    def reset(self, *, seed: Sequence[int], options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=np.array(seed), options=options)  # ALE takes no list
 
     def observations(self, observations: np.ndarray) -> np.ndarray:
         images = np.empty(self.observation_space.shape, np.uint8)

@@ -21,10 +21,11 @@ import checkpoint
 import tournament
 from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool, run_dir_of
 from envs import find_spec, make_vector_env
-from evaluator import MAX_ENVS, SEED_OFFSET, Episode, Player, RandomPlayer, play
+from evaluator import MAX_ENVS, Episode, Player, RandomPlayer, play
 from model import body_dtype, choose_device, make_model
 from pbt import assign_kinds
 from records import read_summary
+from seeding import EVALUATION, derive_seed
 from vector_env import VectorEnv, describe
 
 
@@ -43,7 +44,8 @@ def make_arguments() -> OneLineParser:
     parser.add_argument("--against", nargs="+", default=[], metavar="FILE",
                         help="other entries of the tournament: checkpoints of this run, or random")
     parser.add_argument("--episodes", type=int, default=20, help="episodes to play [20]")
-    parser.add_argument("--seed", type=int, default=SEED_OFFSET, help="seed of the environments and of sampling")
+    parser.add_argument("--seed", type=int, default=1_000_000,
+                        help="seed of the environments and of sampling, another than that of training [1000000]")
     parser.add_argument("--deterministic", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
                         help="take the most likely action instead of sampling [False]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... [auto]")
@@ -254,7 +256,7 @@ def evaluate(args: argparse.Namespace) -> None:
     render_mode = "human" if args.render else "rgb_array" if args.record_video else None
     num_envs = 1 if watched else min(args.episodes, MAX_ENVS)
     torch.set_num_threads(1)  # several would wait for each other in each small operator
-    torch.manual_seed(cfg.seed)
+    torch.manual_seed(derive_seed(cfg.seed, EVALUATION, part=1))
     if args.record_video and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's default needs a display
     env = make_vector_env(cfg, num_envs, render_mode)

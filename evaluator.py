@@ -17,11 +17,11 @@ from distributions import ActionDistribution, forbid
 from envs import make_vector_env
 from flat_spaces import ACTION_MASK, num_action_parameters, num_columns
 from model import body_dtype, make_model, parameter_kinds
+from seeding import EVALUATION, derive_seed
 from shared_buffers import EVALUATE, STOP, SharedBuffers
 from vector_env import Step, VectorEnv
 
 MAX_ENVS = 20
-SEED_OFFSET = 1_000_000  # evaluation plays other episodes than training
 
 
 class Player:
@@ -87,7 +87,7 @@ def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes:
     How many episodes each environment plays is fixed beforehand, so that short episodes are not counted more often than
     long ones. on_step(env) is called for the first observation and after each step.
     """
-    step = env.reset(seed)
+    step = env.reset([derive_seed(seed, EVALUATION, index=i) for i in range(env.num_envs)])
     on_step(env)
     shape = (env.num_envs, len(env.agents))
     returns, lengths, alive = np.zeros(shape), np.zeros(shape, np.int64), np.ones(shape, bool)
@@ -158,9 +158,9 @@ class Evaluator:
         """Let a policy play all agents of its kind, and the first policy of each other kind those."""
         env_steps = int(self.buffers.env_steps.sum())
         kinds = self.buffers.kind_of_policy
-        own_kind, seed = kinds[policy], self.cfg.seed + SEED_OFFSET
+        own_kind, seed = kinds[policy], self.cfg.seed
         with self.fork_rng():  # in serial mode training must draw the same numbers as without
-            torch.manual_seed(seed)
+            torch.manual_seed(derive_seed(seed, EVALUATION, part=1))
             players, sgd_steps = [], 0
             for kind_number, kind in enumerate(self.env.kinds):
                 number = policy if kind_number == own_kind else kinds.index(kind_number)

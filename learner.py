@@ -28,6 +28,7 @@ import checkpoint
 from config import Config
 from model import body_dtype, make_model
 from pbt import hyperparameters
+from seeding import SHUFFLE, derive_seed
 from shared_buffers import (
     CONFIGURE,
     COPY,
@@ -109,7 +110,7 @@ class Learner:
         # env_steps of the policy; the first opponent is its beginning, a resumed run has some already
         self.next_snapshot = self.snapshot_after() if self.shared.weights.num_snapshots else 0
         self.take_snapshot()
-        self.shuffle = torch.Generator().manual_seed(cfg.seed + self.sgd_steps + 1_000_003 * policy)
+        self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy))
         self.filling, self.spare = (  # the first is owned by the batcher
             Batch(specs, cfg.trajectories_per_dataset, pinned=device.type == "cuda") for _ in range(2))
         self.next_batch: queue.Queue[Batch] = queue.Queue()  # from training to the batcher

@@ -15,7 +15,7 @@ Turn-based games (PettingZoo's AEC API) are converted by PettingZoo itself.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +25,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from config import UserError
 from flat_spaces import ACTION_MASK, flatten_mask
+from seeding import consecutive
 from vector_env import TRUE_OBJECTIVE, AgentKind, EnvironmentFailure, Step, VectorEnv, naming_failures
 
 PREFIX = "pettingzoo:"
@@ -107,9 +108,9 @@ class ParallelVectorEnv(VectorEnv):
         self._active = np.zeros(len(kinds), bool)
         self._obs: list[dict[str, np.ndarray]] = []  # the last observation of every agent, by kind
 
-    def reset(self, seed: int) -> Step:
-        self.seed, self.num_steps = seed, 0
-        fresh = [self._reset(i, seed + i) for i in range(self.num_envs)]
+    def reset(self, seed: int | Sequence[int]) -> Step:
+        self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
+        fresh = [self._reset(i, self.seeds[i]) for i in range(self.num_envs)]
         for kind_number, kind in enumerate(self.kinds):
             if not kind.has_mask and any(ACTION_MASK in (info or {}) for _, infos in fresh
                                          for agent, info in infos.items() if agent in self._number
@@ -138,15 +139,15 @@ class ParallelVectorEnv(VectorEnv):
                 if agent in getattr(env, "agents", self._live[i]):
                     place = self._place[i * len(self.agents) + number]
                     chosen[agent] = decoded[self.kind_of_agent[number]][place]
-            with naming_failures(self.name, self.seed + i, self.num_steps, "step"):
+            with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
                 results.append(env.step(chosen))
         return self._gather(results, begins)
 
     def _reset(self, i: int, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        with naming_failures(self.name, self.seed + i, self.num_steps, "reset"):
+        with naming_failures(self.name, self.seeds[i], self.num_steps, "reset"):
             obs, infos = self._envs[i].reset(seed=seed)
         if not obs:
-            raise EnvironmentFailure(f"{self.name}, seed {self.seed + i}, step {self.num_steps}: reset() returned no "
+            raise EnvironmentFailure(f"{self.name}, seed {self.seeds[i]}, step {self.num_steps}: reset() returned no "
                                      "observation")
         self._live[i], self._ended[i] = [], set()
         return obs, infos
@@ -188,7 +189,7 @@ class ParallelVectorEnv(VectorEnv):
         """List the agents of an environment whose episodes go on, also one that has just joined."""
         for agent in obs:
             if agent not in self._number:
-                raise EnvironmentFailure(f"{self.name}, seed {self.seed + i}, step {self.num_steps}: agent {agent!r} "
+                raise EnvironmentFailure(f"{self.name}, seed {self.seeds[i]}, step {self.num_steps}: agent {agent!r} "
                                          f"is not among possible_agents {self.agents}")
         # where the environment lists its agents, that tells who has joined
         present = {*self._live[i], *(getattr(self._envs[i], "agents", None) or obs)}

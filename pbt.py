@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from config import Config, UserError, find_function
+from seeding import MAPPING, derive_seed
 from vector_env import EnvInfo
 
 # the settings of a learner that a mutation may change, and their legal range; a coefficient of 0 is off and stays so
@@ -61,7 +62,8 @@ def assign_kinds(cfg: Config, info: EnvInfo) -> list[int]:
     """
     if not cfg.policy_mapping:
         return kinds_of_policies(len(info.kinds), cfg.num_policies)
-    mapping, rng = find_function("policy_mapping", cfg.policy_mapping), np.random.default_rng(cfg.seed)
+    mapping = find_function("policy_mapping", cfg.policy_mapping)
+    rng = np.random.default_rng(derive_seed(cfg.seed, MAPPING))
     draws = [mapping(info.agents, cfg.num_policies, rng) for _ in range(NUM_PROBES)]
     return kinds_by_mapping(draws, info.agents, info.kind_of_agent, cfg.num_policies)
 

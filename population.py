@@ -14,7 +14,6 @@ Read next: `appo.py`.
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ import numpy as np
 import torch
 
 import pbt
-from config import MAX_WORKERS, Config, UserError
+from config import Config, UserError, write_atomically
 from records import read_history
+from seeding import POPULATION, derive_seed
 from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
 
 Numbers = dict[str, Any]
@@ -44,8 +44,7 @@ class Population:
         self.history = cfg.run_dir / "population.jsonl"
         if not resumed:
             self.history.unlink(missing_ok=True)  # of a run that ended before it could be resumed
-        num_events = len(read_history(cfg.run_dir))
-        self.rng = np.random.default_rng((cfg.seed, MAX_WORKERS, num_events))  # not as the rollout workers'
+        self.rng = np.random.default_rng(derive_seed(cfg.seed, POPULATION, buffers.start))
         known = self._load()
         for policy in range(cfg.num_policies):
             if policy not in known and policy != 0:
@@ -174,9 +173,7 @@ def _finite(numbers: Numbers) -> Numbers:
 
 
 def _write_json(path: Path, value: Numbers) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(_finite(value), indent=2) + "\n")
-    os.replace(temporary, path)
+    write_atomically(path, json.dumps(_finite(value), indent=2) + "\n")
 
 
 def _read_json(path: Path) -> Any:

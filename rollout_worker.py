@@ -32,6 +32,7 @@ from pbt import (
     flatten_shaping,
     unflatten_shaping,
 )
+from seeding import ENVIRONMENT, SAMPLER, derive_seed
 from shared_buffers import CURRENT, IDLE, PAUSE, RESUME, SLOTS, SPLIT, STOP, SharedBuffers
 from vector_env import EnvironmentFailure, Step
 
@@ -74,7 +75,8 @@ class Split:
         self.episode_return = np.zeros(M)
         self.episode_length = np.zeros(M, np.int64)  # decisions
         self.last_states = [np.zeros((M, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
-        self.latest: Step = self.env.reset(cfg.seed + index * cfg.envs_per_split)
+        self.latest: Step = self.env.reset([derive_seed(cfg.seed, ENVIRONMENT, buffers.start, index, i)
+                                            for i in range(cfg.envs_per_split)])
         self.answers_missing = 0  # of the policies that were asked
 
 
@@ -99,7 +101,7 @@ class RolloutWorker:
         self.first_slot = buffers.first_slot_of_kind
         self.env_steps = buffers.env_steps[worker : worker + 1].numpy()
         self.policy_steps = buffers.policy_steps[worker].numpy()
-        self.rng = np.random.default_rng((cfg.seed, worker, int(buffers.env_steps.sum())))
+        self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, buffers.start, worker))
         self.mapping = find_function("policy_mapping", cfg.policy_mapping) if cfg.policy_mapping else None
         self.shaping = flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
         self.draws = cfg.num_policies > 1 or cfg.self_play_past_fraction > 0 or bool(self.shaping)

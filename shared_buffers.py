@@ -204,6 +204,7 @@ class SharedBuffers:
             context: a multiprocessing context, or None when everything runs in one process.
         """
         self.info = info
+        self.start = 0  # how often the run was started before (`seeding.py`); the supervisor sets it
         agents_per_split = cfg.envs_per_split * len(info.agents)
         self.slots_per_worker = cfg.num_envs_per_worker * len(info.agents)  # of each policy: all agents may play it
         self.num_slots = cfg.num_workers * self.slots_per_worker  # of each policy

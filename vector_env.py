@@ -31,6 +31,7 @@ from flat_spaces import (
     obs_leaves,
     unflatten_actions,
 )
+from seeding import consecutive
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
@@ -152,10 +153,14 @@ class VectorEnv:
     kind_of_agent: list[int]  # [A]
     kinds: list[AgentKind]
     name: str
-    seed = num_steps = 0
+    seeds: Sequence[int] = ()  # of the last reset, [N]
+    num_steps = 0
 
-    def reset(self, seed: int) -> Step:
-        """Begin new episodes everywhere; environment i is seeded with seed + i. May add a mask to an `obs_space`."""
+    def reset(self, seed: int | Sequence[int]) -> Step:
+        """Begin new episodes everywhere. May add a mask to an `obs_space`.
+
+        seed: one for each environment, [N], or a number: environment i is seeded with seed + i.
+        """
         raise NotImplementedError
 
     def step(self, actions: list[np.ndarray]) -> Step:
@@ -193,7 +198,7 @@ class VectorEnv:
     def _fail(self, agent: int, what: str) -> None:
         env, agent = divmod(int(agent), len(self.agents))
         who = f", agent {self.agents[agent]}" if len(self.agents) > 1 else ""
-        raise EnvironmentFailure(f"{self.name}, seed {self.seed + env}, step {self.num_steps}{who}: {what}")
+        raise EnvironmentFailure(f"{self.name}, seed {self.seeds[env]}, step {self.num_steps}{who}: {what}")
 
 
 class EnvInfo(NamedTuple):
@@ -212,7 +217,7 @@ def describe(env: VectorEnv) -> EnvInfo:
 
 
 class GymVectorEnv(VectorEnv):
-    """A gymnasium vector environment: one agent in each environment."""
+    """A gymnasium vector environment whose reset() takes a list of seeds: one agent in each environment."""
 
     def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False) -> None:
         mode = env.metadata.get("autoreset_mode")
@@ -226,9 +231,9 @@ class GymVectorEnv(VectorEnv):
         self.kinds = [self.kind]
         self._over = np.zeros(env.num_envs, bool)
 
-    def reset(self, seed: int) -> Step:
-        self.seed, self.num_steps = seed, 0
-        obs, info = self._env.reset(seed=seed)
+    def reset(self, seed: int | Sequence[int]) -> Step:
+        self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
+        obs, info = self._env.reset(seed=self.seeds)
         if ACTION_MASK in info and not self.kind.has_mask:
             self.kind.expect_mask_in_info()
         self._over = np.zeros(self.num_envs, bool)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from counting_env import number_of
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -137,7 +138,7 @@ class Script:
 
 
 class CountingAgents:
-    """Plays a script. The seed of the first reset is the environment's number."""
+    """Plays a script. The seed of the first reset gives the environment's number."""
 
     metadata: ClassVar = {"render_fps": 7}
 
@@ -158,7 +159,7 @@ class CountingAgents:
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         if seed is not None:
-            self.number, self.episode = seed, -1
+            self.number, self.episode = number_of(seed), -1
         self.episode, self.t = self.episode + 1, 0
         self.agents = []
         self.join()

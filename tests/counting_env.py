@@ -1,6 +1,6 @@
 """Vector environments whose observations name the agent, the episode and the step, to trace every transition."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -8,11 +8,12 @@ from gymnasium import spaces
 
 from config import Config
 from flat_spaces import Observation
+from seeding import consecutive
 from vector_env import AgentKind, EnvInfo, Step, VectorEnv
 
 
 class CountingEnv(VectorEnv):
-    """Observation: (first environment's seed + i, episode, step in the episode); reward: a code of all three.
+    """Observation: (number of the environment, episode, step in the episode); reward: a code of all three.
 
     Episode lengths vary by a fixed rule, every third episode is truncated instead of terminated. `on_step` is called
     when a step begins.
@@ -28,8 +29,9 @@ class CountingEnv(VectorEnv):
         self.kinds = [AgentKind("counting", self.obs_space["obs"], self.action_space, np.arange(num_envs),
                                 squash_actions=False)]
 
-    def reset(self, seed: int) -> Step:
-        self.ids = seed + np.arange(self.num_envs)
+    def reset(self, seed: int | Sequence[int]) -> Step:
+        self.seeds = consecutive(seed, self.num_envs)
+        self.ids = np.array([number_of(each) for each in self.seeds])
         self.episode, self.t = np.zeros(self.num_envs, int), np.zeros(self.num_envs, int)
         self.done = np.zeros(self.num_envs, bool)
         return self.make_step(np.zeros(self.num_envs), self.done, self.done, ~self.done)
@@ -51,6 +53,11 @@ class CountingEnv(VectorEnv):
         truncated = ended & (self.episode % 3 == 2)
         self.done = ended
         return self.make_step(rewards, ended & ~truncated, truncated, resetting)
+
+
+def number_of(seed: int) -> int:
+    """Return the number of an environment, exact in float32."""
+    return seed % 2**16
 
 
 def episode_length(env: np.ndarray, episode: np.ndarray) -> np.ndarray:

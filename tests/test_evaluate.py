@@ -6,11 +6,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from counting_env import CountingEnv, episode_length, reward_code
+from counting_env import CountingEnv, episode_length, number_of, reward_code
 
 import evaluate
 from appo import APPO
 from evaluator import play
+from seeding import EVALUATION, derive_seed
 from vector_env import Step
 
 
@@ -34,7 +35,7 @@ def test_every_environment_plays_its_share_of_episodes_with_their_true_returns()
     expected = []
     for i, num_episodes in enumerate((4, 4, 3)):
         for episode in range(num_episodes):
-            env = np.array(5 + i)
+            env = np.array(number_of(derive_seed(5, EVALUATION, index=i)))
             t = np.arange(episode_length(env, np.array(episode)))
             expected.append((i, [float(reward_code(env, np.array(episode), t, 0).sum())], [len(t)]))
     assert sorted(episodes) == sorted(expected)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from counting_env import CountingEnv, episode_length
+from counting_env import CountingEnv, episode_length, number_of
 from failing_envs import EPISODE_LENGTH
 from one_policy import CPU, make_buffers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,8 +21,9 @@ from test_train import run_train
 
 from appo import APPO, ComponentError, probe
 from config import make_config
-from evaluator import MAX_ENVS, SEED_OFFSET, Evaluator, play
+from evaluator import MAX_ENVS, Evaluator, play
 from model import ActorCritic
+from seeding import EVALUATION, derive_seed
 from shared_buffers import EVALUATE
 from vector_env import Step
 
@@ -180,10 +181,10 @@ def test_failing_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> N
     with (pytest.raises(ComponentError) as failure,
           make("failing_envs:FailsInEvaluation", tmp_path, seed=5) as appo):
         appo.train(10**6)
-    text = str(failure.value)
+    text, seed = str(failure.value), derive_seed(5, EVALUATION)
     assert text.startswith("evaluator failed\nTraceback")
     assert "\nValueError: not in the test, please\n" in text
-    assert text.rstrip().endswith(f"failing_envs:FailsInEvaluation, seed {SEED_OFFSET + 5}, step 1: step() raised "
+    assert text.rstrip().endswith(f"failing_envs:FailsInEvaluation, seed {seed}, step 1: step() raised "
                                   "ValueError: not in the test, please")
     assert text.splitlines()[-1] in (appo.cfg.run_dir / "log.txt").read_text()
     assert not multiprocessing.active_children()
@@ -301,15 +302,16 @@ def test_play_spreads_episodes_evenly_and_shows_every_step(num_episodes: int) ->
     seen: list[np.ndarray] = []
     env = CountingEnv(3)
     episodes = list(play(env, [ZeroPlayer()], num_episodes, 5, lambda env: seen.append(env.observe()["obs"])))
+    numbers = [number_of(derive_seed(5, EVALUATION, index=i)) for i in range(3)]
     expected: list[tuple[int, int]] = []  # the length of each episode and the step in which it ended
     for i in range(3):
         end = -1
         for episode in range(num_episodes // 3 + (i < num_episodes % 3)):
-            length = int(episode_length(np.array(5 + i), np.array(episode)))
+            length = int(episode_length(np.array(numbers[i]), np.array(episode)))
             end += length + 1  # one step more resets
             expected.append((end, length))
     expected.sort()
     assert all(episode.lengths.shape == (1,) for episode in episodes), "of each agent"
     assert sorted(int(episode.lengths[0]) for episode in episodes) == sorted(length for _, length in expected)
     assert len(seen) == expected[-1][0] + 1, "the first observation, then each step until the last episode's end"
-    assert (seen[0] == [[5, 0, 0], [6, 0, 0], [7, 0, 0]]).all()
+    assert (seen[0] == [[number, 0, 0] for number in numbers]).all()

@@ -16,7 +16,7 @@ import failing_envs
 import gymnasium as gym
 import numpy as np
 import pytest
-from failing_envs import EPISODE_LENGTH, FAILING_RESET, FAILING_SEED, FAILING_STEP
+from failing_envs import EPISODE_LENGTH, FAILING_RESET, FAILING_SEED, FAILING_STEP, SEED
 
 import envs
 import train
@@ -25,7 +25,6 @@ from config import UserError, make_config
 from envs import make_vector_env
 from vector_env import EnvironmentFailure, VectorEnv
 
-SEED = 4  # with 2 environments in a split, the failing seed is the second environment of the second split
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,
     "encoder_conv_mlp_layers": (8,), "encoder_mlp_layers": (8,), "encoder_conv_architecture": "convnet_small",
@@ -107,7 +106,7 @@ def test_run_with_a_nan_ends_with_status_1(command: Callable[..., tuple[int, str
     status, error = command("failing_envs:NanObservation")
     assert status == 1
     assert error.startswith("train.py: rollout_worker_0 failed\nTraceback")
-    assert error.rstrip().endswith("EnvironmentFailure: failing_envs:NanObservation, seed 7, step 6: "
+    assert error.rstrip().endswith(f"EnvironmentFailure: failing_envs:NanObservation, seed {FAILING_SEED}, step 6: "
                                    "observation 'obs' is not finite: [nan nan]")
 
 
@@ -120,7 +119,7 @@ def test_environment_that_raises_shows_its_own_traceback() -> None:
     own, ours = "".join(traceback.format_exception(failure.value)).split("The above exception was the direct cause")
     assert f'File "{failing_envs.__file__}"' in own
     assert "ValueError: the wheel came off" in own.splitlines()
-    assert ours.endswith("StepRaises, seed 7, step 6: step() raised ValueError: the wheel came off\n")
+    assert ours.endswith(f"StepRaises, seed {FAILING_SEED}, step 6: step() raised ValueError: the wheel came off\n")
 
 
 # ---- masks and spaces ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 An episode's first observation may lie anywhere in a trajectory: the hidden state before it is 0, no gradient passes it.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from learner import Learner, join_groups
 from model import ActorCritic, RecurrentCore, make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
+from seeding import consecutive
 from shared_buffers import RESUME, SLOTS, SPLIT
 from vector_env import AgentKind, Step, VectorEnv
 
@@ -30,7 +32,7 @@ RECURRENCES = [T, 4, 1]
 
 
 class ShortEpisodes(VectorEnv):
-    """Observations (environment / 10, whether it is an episode's first, two random numbers); episodes of few steps."""
+    """Observations (number / 1000, whether it is an episode's first, two random numbers); episodes of few steps."""
 
     obs_space: ClassVar = OBS
     action_space = ACTIONS
@@ -40,14 +42,15 @@ class ShortEpisodes(VectorEnv):
         self.name, self.agents, self.kind_of_agent = "test", ["agent"], [0]
         self.kinds = [AgentKind("test", OBS["obs"], ACTIONS, np.arange(num_envs), squash_actions=False)]
 
-    def reset(self, seed: int) -> Step:
-        self.ids, self.rng = np.arange(seed, seed + self.num_envs), np.random.default_rng(seed)
+    def reset(self, seed: int | Sequence[int]) -> Step:
+        self.ids = np.array([each % 1000 for each in consecutive(seed, self.num_envs)])
+        self.rng = np.random.default_rng(self.ids)
         self.done = np.zeros(self.num_envs, bool)
         return self.make_step(~self.done, np.zeros(self.num_envs), self.done)
 
     def observe(self, is_first: np.ndarray) -> Observation:
         noise = self.rng.normal(size=(self.num_envs, 2))
-        return {"obs": np.column_stack([self.ids / 10, is_first, noise]).astype(np.float32)}
+        return {"obs": np.column_stack([self.ids / 1000, is_first, noise]).astype(np.float32)}
 
     def make_step(self, is_first: np.ndarray, rewards: np.ndarray, truncated: np.ndarray) -> Step:
         return Step([self.observe(is_first)], rewards, self.done & ~truncated, truncated, ~self.done, is_first,
@@ -94,11 +97,11 @@ class Rig:
                 _, *slots = self.shared.trajectories_done.get()
                 for slot in slots:
                     data = {name: tensor[slot].clone() for name, tensor in self.trajectories.items()}
-                    by_agent.setdefault(round(10 * float(data["obs/obs"][0, 0])), []).append(data)
+                    by_agent.setdefault(round(1000 * float(data["obs/obs"][0, 0])), []).append(data)
                     for tensor in self.trajectories.values():
                         tensor[slot] = 77  # what a slot held before must never be seen again
                 worker.handle(SLOTS, *slots)
-        return [by_agent[agent][:num_trajectories] for agent in range(AGENTS)]
+        return [by_agent[agent][:num_trajectories] for agent in sorted(by_agent)]
 
     def act(self, obs: Tensor, new_episode: Tensor, states: Tensor) -> dict[str, Tensor]:
         """Let the policy worker act on given observations [B, T+1, 4] and episode starts; return the trajectories."""

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from counting_agents import CountingAgents, End, Name, Script
-from counting_env import CountingEnv, episode_length, reward_code
+from counting_env import CountingEnv, episode_length, number_of, reward_code
 
 import pbt
 import rollout_worker
@@ -133,7 +133,7 @@ class Recorder:
             return drawn
 
         def draw_for(worker: RolloutWorker, split: Any, env: int, own: slice) -> None:
-            drawing[id(worker.rng)] = worker.cfg.seed + split.index * worker.cfg.envs_per_split + env
+            drawing[id(worker.rng)] = number_of(split.env.seeds[env])
             draw(worker, split, env, own)
 
         def hand_in_of(worker: RolloutWorker, slots: list[int]) -> None:
@@ -307,7 +307,7 @@ def where_they_are(cfg: Config, workers: list[RolloutWorker]) -> tuple[dict[int,
     for worker in workers:
         for split in worker.splits.values():
             for i in range(cfg.envs_per_split):
-                number = cfg.seed + split.index * cfg.envs_per_split + i
+                number = number_of(split.env.seeds[i])
                 if isinstance(split.env, CountingEnv):
                     envs[number], progress[number] = None, (int(split.env.episode[i]), int(split.env.t[i]))
                 elif isinstance(env := split.env._envs[i], CountingAgents):
@@ -618,7 +618,8 @@ def test_policies_are_drawn_uniformly_and_independently(recorder: Recorder, poli
     # one split: the order of the draws does not depend on that of the threads
     cfg = make_cfg(num_policies=policies, num_workers=1, num_envs_per_worker=24, worker_num_splits=1)
     play(cfg, agents_game(), 900)
-    draws = np.array([[draw.policies for draw in recorder.draws[env][:8]] for env in range(24)])  # [N, episodes, A]
+    draws = np.array([[draw.policies for draw in draws[:8]] for draws in recorder.draws.values()])  # [N, episodes, A]
+    assert len(draws) == 24
     for agent, other in itertools.combinations(range(3), 2):
         pairs = draws[..., agent] * policies + draws[..., other]
         assert chi_square(np.bincount(pairs.ravel(), minlength=policies**2)) < critical_value(policies**2 - 1)

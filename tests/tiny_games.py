@@ -12,6 +12,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from seeding import ENVIRONMENT, derive_seed
+
 STEPS = 4  # of an episode
 
 
@@ -89,13 +91,18 @@ class BadShaping(Payday):
         return {"pay": 1, "bonus": {"at_end": ("a lot", True)}}
 
 
+# of four environments, in one split or in two
+THIRD = {derive_seed(0, ENVIRONMENT, index=0, part=2), derive_seed(0, ENVIRONMENT, index=1, part=0)}
+FOURTH = {derive_seed(0, ENVIRONMENT, index=0, part=3), derive_seed(0, ENVIRONMENT, index=1, part=1)}
+
+
 class NewKey(Payday):
     """Offers one number more in the environment of a certain seed."""
 
-    seed: ClassVar[int]
+    seeds: ClassVar[set[int]]
 
     def get_default_reward_shaping(self) -> Any:
-        return super().get_default_reward_shaping() | ({"tip": 0.1} if self.first_seed == self.seed else {})
+        return super().get_default_reward_shaping() | ({"tip": 0.1} if self.first_seed in self.seeds else {})
 
 
 class MissingKey(NewKey):
@@ -103,23 +110,23 @@ class MissingKey(NewKey):
 
     def get_default_reward_shaping(self) -> Any:
         shaping = super().get_default_reward_shaping()
-        return {"pay": 1} if self.first_seed == self.seed else shaping
+        return {"pay": 1} if self.first_seed in self.seeds else shaping
 
 
 class NewKeyInThird(NewKey):
-    seed = 2
+    seeds = THIRD
 
 
 class NewKeyInFourth(NewKey):
-    seed = 3
+    seeds = FOURTH
 
 
 class MissingKeyInThird(MissingKey):
-    seed = 2
+    seeds = THIRD
 
 
 class MissingKeyInFourth(MissingKey):
-    seed = 3
+    seeds = FOURTH
 
 
 # ---- several agents --------------------------------------------------------------------------------------------------

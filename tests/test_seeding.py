@@ -1,0 +1,136 @@
+"""No two runs, starts, workers or environments share their random numbers; the same start draws the same again."""
+
+import contextlib
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from test_train import run_train
+
+from appo import APPO
+from config import UserError
+from seeding import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
+
+SMALL: dict[str, Any] = {
+    "num_workers": 2, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,
+    "num_batches_per_epoch": 1, "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu"}
+LEVELS = "levels.txt"  # in the working folder
+
+
+class Levels(gym.Env):
+    """Every episode is a level drawn from the environment's generator; all levels that were begun are written down."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        with Path(LEVELS).open("a") as file:
+            file.write(f"{int(self.np_random.integers(2**60))}\n")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), 1.0, self.np_random.random() < 0.2, False, {}
+
+
+def levels_of(train_dir: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 400, **settings: Any) -> list[int]:
+    """Train and return the levels that were begun, but the one that only tells the spaces."""
+    monkeypatch.chdir(train_dir)
+    Path(LEVELS).unlink(missing_ok=True)
+    with APPO("test_seeding:Levels", train_dir=str(train_dir), experiment="run", serial_mode=True,
+              **SMALL | settings) as appo:
+        appo.train(steps)
+    return [int(line) for line in Path(LEVELS).read_text().split()][1:]
+
+
+def test_seeds_of_all_generators_differ() -> None:
+    keys = list(itertools.product(range(3), (ENVIRONMENT, EVALUATION, NETWORK, PROCESS), range(3), range(8), range(8)))
+    seeds = [derive_seed(*key) for key in keys]
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert len(set(seeds)) == len(keys)
+    assert derive_seed(1, ENVIRONMENT, 2, 3, 4) == derive_seed(1, ENVIRONMENT, 2, 3, 4)
+
+
+def test_the_same_start_plays_the_same_levels_and_a_neighboring_seed_none_of_them(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / name).mkdir()
+        played.append(levels_of(tmp_path / name, monkeypatch, seed=seed))
+    assert len(played[0]) > 50
+    assert played[0] == played[1]
+    assert not set(played[0]) & set(played[2])
+
+
+def test_a_resumed_run_plays_other_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = [levels_of(tmp_path, monkeypatch) for _ in range(3)]
+    assert all(len(levels) == len(set(levels)) > 50 for levels in played)
+    assert not set(played[0]) & set(played[1]) | set(played[1]) & set(played[2]) | set(played[0]) & set(played[2])
+    assert json.loads((tmp_path / "run" / "starts.json").read_text()) == 3
+
+
+def test_a_run_that_was_killed_before_it_saved_plays_other_levels_when_it_starts_again(tmp_path: Path) -> None:
+    """Neither its checkpoint nor its records exist then."""
+    (tmp_path / "my_levels.py").write_text(f"import sys\nsys.path.append({os.path.dirname(__file__)!r})\n"
+                                           "from test_seeding import Levels\n")
+    flags = ["--env=my_levels:Levels", "--num_workers=1", "--num_envs_per_worker=4", "--rollout=16",
+             "--batch_size=128", "--encoder_mlp_layers=16", "--report_interval_sec=0.2"]
+    played = []
+    for _ in range(2):
+        for path in (tmp_path / LEVELS, *tmp_path.glob("*/metrics.jsonl")):
+            path.unlink(missing_ok=True)
+        run_train(tmp_path, *flags, disturb=lambda process: process.kill())
+        played.append({int(line) for line in (tmp_path / LEVELS).read_text().split()})
+    probed = played[0] & played[1]
+    assert len(probed) <= 1, "only the one that tells the spaces"
+    assert min(map(len, played)) > 20
+
+
+def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path) -> None:
+    """A resumed run in which nothing was learned would else repeat its minibatches, policies and actions."""
+    settings = SMALL | {"train_dir": str(tmp_path), "experiment": "run", "serial_mode": True, "num_policies": 2}
+    drawn = []
+    for _ in range(2):
+        with APPO("test_seeding:Levels", **settings) as appo:
+            drawn.append((appo.rollout_workers[0].rng.random(), appo.learners[0].shuffle.initial_seed(),
+                          appo.learners[1].shuffle.initial_seed(), appo.rollout_workers[1].rng.random()))
+    assert len({number for start in drawn for number in start}) == 8
+
+
+def test_a_damaged_count_is_refused_and_leaves_the_folder_free(tmp_path: Path) -> None:
+    settings = SMALL | {"train_dir": str(tmp_path), "experiment": "run", "serial_mode": True}
+    with APPO("test_seeding:Levels", **settings):
+        pass
+    (tmp_path / "run" / "starts.json").write_text("often")
+    with pytest.raises(UserError, match=r"starts\.json is damaged; write into it how often"):
+        APPO("test_seeding:Levels", **settings)
+    (tmp_path / "run" / "starts.json").write_text("5")
+    with contextlib.closing(APPO("test_seeding:Levels", **settings)) as appo:
+        assert appo.buffers.start == 5
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "PongNoFrameskip-v4"])
+def test_every_kind_of_vector_environment_takes_seeds(env: str) -> None:
+    """The same seeds begin the same episodes, another seed another one."""
+    from config import make_config  # noqa: PLC0415
+    from envs import make_vector_env, profile  # noqa: PLC0415
+
+    cfg = make_config(profile(env, {}), {"env": env})
+    first = [make_vector_env(cfg, 2) for _ in range(2)]
+    actions = [np.zeros((2, first[0].kinds[0].action_space.shape[0] if env == "Pendulum-v1" else 1), np.float32)]
+
+    def play(vector_env: Any, seeds: list[int]) -> np.ndarray:
+        steps = [vector_env.reset(seeds), *(vector_env.step(actions) for _ in range(40))]
+        return np.stack([step.obs[0]["obs"].copy() for step in steps])
+
+    same = [play(vector_env, [2**31 - 2, 7]) for vector_env in first]
+    np.testing.assert_array_equal(*same)
+    assert (play(first[0], [8, 9]) != same[0]).any((0, 2) if same[0].ndim == 3 else (0, 2, 3, 4)).all()
+    for vector_env in first:
+        vector_env.close()

@@ -49,6 +49,7 @@ from vtrace import gae, vtrace
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
 MAX_NORMALIZED_TARGET = 10.0  # deviations
+MIN_NORMALIZER_ROWS = 512  # of one dataset, however large the observations are
 
 
 class Batch:
@@ -437,12 +438,19 @@ class Learner:
         return targets.T, advantages.T
 
     def update_normalizers(self, data: dict[str, Tensor]) -> None:
-        """Move the observation statistics by every 8th step of a dataset.
+        """Move the observation statistics by the valid rows of a dataset; of images by a random sample of them.
 
-        Neighboring observations are nearly equal: the others would add cost and little information.
+        Neighboring images are nearly equal: the others would add cost and little information. The sample is random
+        since any regular choice would meet the episodes of some length always in the same steps.
         """
-        obs = {name.removeprefix("obs/"): data[name][:, :-1:8].flatten(0, 1) for name in self.obs_names}
-        self.model.update_normalizers(obs, data["valid"][:, ::8].flatten())
+        trajectory, t = data["valid"].nonzero(as_tuple=True)
+        size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass)
+        if len(t) > size:
+            chosen = torch.randperm(len(t), generator=self.shuffle)[:size].to(self.device)
+            trajectory, t = trajectory[chosen], t[chosen]
+        rows = trajectory * (self.cfg.rollout + 1) + t
+        obs = {name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows) for name in self.obs_names}
+        self.model.update_normalizers(obs, torch.ones_like(t, dtype=torch.bool))
 
     def update_learning_rate(self, stats: list[dict[str, Tensor]]) -> None:
         """Set the rate of the next epoch from the progress of the whole run, or from the last epoch's mean KL."""

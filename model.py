@@ -93,8 +93,22 @@ class FixedNormalizer(nn.Module):
             return obs.to(dtype)
         return (obs.float() - self.shift).div_(self.unit).to(dtype)
 
-    def update(self, obs: Tensor, valid: Tensor) -> None:
-        pass
+
+@torch.no_grad()
+def merge_moments(running: nn.Module, mean: Tensor, var: Tensor, count: int) -> None:
+    """Merge the mean, variance and number of new values into a normalizer's running ones (Chan et al., 1979).
+
+    The running mean is the sum of two float32 buffers, `mean` and `remainder`: a mean a million deviations from 0 could
+    not move by less than a tenth of a deviation, and would stop. mean, var: of the buffers' shape, float64.
+    """
+    weight = count / (running.count.double() + count)
+    exact = running.mean.double() + running.remainder
+    shift = mean - exact
+    running.var.copy_((1 - weight) * running.var + weight * var + weight * (1 - weight) * shift.square())
+    exact = exact + weight * shift
+    running.mean.copy_(exact)
+    running.remainder.copy_(exact - running.mean)
+    running.count += count
 
 
 class RunningNormalizer(FixedNormalizer):
@@ -114,22 +128,31 @@ class RunningNormalizer(FixedNormalizer):
         # Until the first update images are read as if uniform on [0, 1]; vectors as they are.
         mean, var = (0.5, 1 / 12) if space.dtype == np.uint8 else (0.0, 1.0)
         self.register_buffer("mean", torch.full(shape, mean))
+        self.register_buffer("remainder", torch.zeros(shape))
         self.register_buffer("var", torch.full(shape, var))
         self.register_buffer("count", torch.zeros(()))
 
     @torch.no_grad()
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalize [B, ...] of any dtype into a new tensor of the given one."""
-        scale = (self.var + self.EPSILON).rsqrt()
-        shift = -(self.mean + self.shift / self.unit) * scale
-        scale = scale / self.unit
+        scale = (self.var + self.EPSILON).rsqrt() / self.unit
+        center = self.mean * self.unit + self.shift
+        product = -center * scale
+
+        def normalize(rows: Tensor) -> Tensor:
+            exact = rows.to(torch.float32, copy=True)
+            if rows.dtype == torch.uint8:  # one operation less: 1 of 10 us an image of Atari
+                torch.addcmul(product, exact, scale, out=exact)
+            else:  # the difference first: far from 0 the products would be rounded too much
+                exact.sub_(center).mul_(scale)
+            return exact.clamp_(-self.CLIP, self.CLIP)
+
         chunk = self.rows_at_once(obs)
         if len(obs) <= chunk:
-            return torch.addcmul(shift, obs.float(), scale).clamp_(-self.CLIP, self.CLIP).to(dtype)
+            return normalize(obs).to(dtype)
         normalized = torch.empty(obs.shape, dtype=dtype)
         for rows, out in zip(obs.split(chunk), normalized.split(chunk), strict=True):
-            exact = rows.to(torch.float32, copy=True)
-            out.copy_(torch.addcmul(shift, exact, scale, out=exact).clamp_(-self.CLIP, self.CLIP))
+            out.copy_(normalize(rows))
         return normalized
 
     def rows_at_once(self, obs: Tensor) -> int:
@@ -138,7 +161,7 @@ class RunningNormalizer(FixedNormalizer):
 
     @torch.no_grad()
     def update(self, obs: Tensor, valid: Tensor) -> None:
-        """Merge the statistics of the valid rows of [B, ...] into the running ones (Chan et al., 1979)."""
+        """Merge the statistics of the valid rows of [B, ...] into the running ones."""
         obs = obs[valid]
         if not len(obs):
             return
@@ -151,12 +174,9 @@ class RunningNormalizer(FixedNormalizer):
             difference = rows.float() - center
             total += difference.sum(0)
             squares += difference.square_().sum(0)
-        shift = total / (len(obs) * self.unit)
-        var = (squares / (len(obs) * self.unit**2) - shift.square()).clamp_(min=0)
-        weight = len(obs) / (self.count + len(obs))
-        self.var.copy_((1 - weight) * self.var + weight * var + weight * (1 - weight) * shift.square())
-        self.mean += weight * shift
-        self.count += len(obs)
+        shift = total.double() / len(obs)
+        var = (squares.double() / len(obs) - shift.square()).clamp_(min=0)
+        merge_moments(self, (center.double() + shift - self.shift) / self.unit, var / self.unit**2, len(obs))
 
 
 class ReturnNormalizer(nn.Module):
@@ -172,6 +192,7 @@ class ReturnNormalizer(nn.Module):
     def __init__(self, *, running: bool = False) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("remainder", torch.zeros(()))
         # values count as 0 until the first update: random ones would be taken for returns, and outlive tiny rewards
         self.register_buffer("var", torch.zeros(()) if running else torch.ones(()))
         self.register_buffer("count", torch.zeros(()))
@@ -194,12 +215,8 @@ class ReturnNormalizer(nn.Module):
         returns = returns[valid].double()
         if not len(returns):
             return
-        weight = len(returns) / (self.count.double() + len(returns))
-        shift = returns.mean() - self.mean
-        var = (1 - weight) * self.var + weight * returns.var(unbiased=False) + weight * (1 - weight) * shift.square()
-        self.var.copy_(var)
-        self.mean.copy_(self.mean + weight * shift)
-        self.count.copy_((self.count + len(returns)).clamp(max=self.WINDOW))
+        merge_moments(self, returns.mean(), returns.var(unbiased=False), len(returns))
+        self.count.clamp_(max=self.WINDOW)
 
 
 # ---- encoders ----------------------------------------------------------------------------------------------------
@@ -451,7 +468,8 @@ class ActorCritic(nn.Module):
     def update_normalizers(self, obs: dict[str, Tensor], valid: Tensor) -> None:
         """Move the running statistics by the valid rows of raw observations [B, ...]; valid: [B] bool."""
         for (name, space), normalizer in zip(self.leaves.items(), self.normalizers, strict=True):
-            normalizer.update(expand(space, obs[name]), valid)
+            if isinstance(normalizer, RunningNormalizer):
+                normalizer.update(expand(space, obs[name]), valid)
 
     def body_to(self, dtype: torch.dtype) -> "ActorCritic":
         """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""

@@ -275,11 +275,44 @@ def test_the_normalizer_sees_valid_rows_only() -> None:
     data = rig.minibatch()
     data["obs/obs"][:, :-1][~data["valid"]] = torch.nan
     rig.learner.update_normalizers(data)
-    rows = data["obs/obs"][:, :-1:8][data["valid"][:, ::8]]
+    rows = data["obs/obs"][:, :-1][data["valid"]]
     normalizer = rig.learner.model.normalizers[0]
     assert normalizer.count == len(rows)
     torch.testing.assert_close(normalizer.mean, rows.mean(0))
     torch.testing.assert_close(normalizer.var, rows.var(0, correction=0))
+
+
+def rows_of_episodes(length: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Lay episodes of `length` decisions into trajectories [B, T+1], one after another, each with the row that resets.
+
+    Returns which decision of its episode each row is, and whether it is valid, [B, T].
+    """
+    num_trajectories, rollout = shape
+    steps = torch.stack([(torch.arange(rollout + 1) + rollout * b) % (length + 1) for b in range(num_trajectories)])
+    return steps, steps[:, :-1] < length
+
+
+@pytest.mark.parametrize("length", range(1, 41))
+@pytest.mark.parametrize("images", [False, True])
+def test_the_normalizer_sees_every_step_of_an_episode_alike_whatever_its_length(length: int, images: bool) -> None:
+    """The oracle: the statistics of all decisions. One hot step of the episode is a mean of 1 / length."""
+    rig = Rig(rollout=32, batch_size=32 * 64, num_envs_per_worker=64)
+    rig.learner.steps_per_pass = 1 if images else 10**6  # as small images: a sample of 512 rows of up to 2,048
+    steps, valid = rows_of_episodes(length, (64, 32))
+    marked = sorted({0, length // 3, length // 2, length - 1})  # steps of an episode, one element for each
+    obs = torch.zeros(64, 33, 4)
+    for element, step in enumerate(marked):
+        obs[..., element] = (steps == step).float()
+    for _ in range(8):
+        rig.learner.update_normalizers({"obs/obs": obs, "valid": valid})
+    normalizer = rig.learner.model.normalizers[0]
+    mean = obs[:, :-1][valid].mean(0)
+    assert normalizer.count == 8 * (min(512, int(valid.sum())) if images else int(valid.sum()))
+    spread = (mean * (1 - mean) / normalizer.count).sqrt()
+    assert ((normalizer.mean - mean).abs() <= (5 * spread if images else 1e-6)).all(), (normalizer.mean, mean)
+    exact = mean[: len(marked)]
+    assert torch.allclose(exact, torch.full_like(exact, 1 / length), atol=0.03), "what the oracle itself should say"
+    torch.testing.assert_close(normalizer.var, mean * (1 - mean), rtol=0.5 if images else 1e-4, atol=2e-3)
 
 
 # ---- policy lag --------------------------------------------------------------------------------------------------
@@ -306,7 +339,7 @@ def test_samples_older_than_max_policy_lag_are_masked() -> None:
         assert summary["policy_lag_max"] == 3
         assert summary["sgd_steps"] == 11
         assert summary["env_steps_trained"] == 5 * TRAJECTORIES
-        assert rig.learner.model.normalizers[0].count == 0  # it takes every 8th row, and row 0 was too old
+        assert rig.learner.model.normalizers[0].count == 5 * TRAJECTORIES
         trained.append(rig)
     assert_same(trained[0].learner.model.state_dict(), trained[1].learner.model.state_dict())
     assert_same(trained[0].trained(), trained[1].trained())

@@ -8,8 +8,9 @@
 
 An agent whose `terminated` or `truncated` is true leaves until the next episode, which begins when none is left. An
 agent does not act in a step, and no experience of it is recorded, while it is missing from the observations, while its
-info has is_active = False (Sample Factory's convention), or while its action mask forbids everything (it is not its
-turn). Its rewards meanwhile belong to its last action. An action is then 0 and should be ignored.
+info has is_active = False (Sample Factory's convention), while its action mask forbids everything, or while it is not
+its turn: info["active_agent"] or the environment's `agent_selection` names another agent (PettingZoo's conventions).
+Its rewards meanwhile belong to its last action. An action is then 0 and should be ignored.
 
 Turn-based games (PettingZoo's AEC API) are converted by PettingZoo itself.
 """
@@ -70,6 +71,16 @@ def _import_module(env_id: str, name: str) -> ModuleType:
     if missing[1] == f"pettingzoo.{root}":
         raise UserError(f"--env={env_id}: there is no module '{root}'; pip install {root}, or check the name")
     raise UserError(f"--env={env_id}: there is no module '{missing[1]}'; check the name")
+
+
+def agent_selection(env: Any) -> Any:
+    """Return whose turn it is in a turn-based game; None: the environment does not tell.
+
+    PettingZoo's conversion of turn-based games tells only after a step, in the infos; its game knows always. (Its other
+    conversion, in which all agents act at once, has such a game too, which must not be asked.)
+    """
+    is_turn_based = any(kind.__name__ == "turn_based_aec_to_parallel_wrapper" for kind in type(env).__mro__)
+    return getattr(env.aec_env if is_turn_based else env, "agent_selection", None)
 
 
 def is_parallel(env: Any) -> bool:
@@ -159,7 +170,7 @@ class ParallelVectorEnv(VectorEnv):
         terminated, truncated, active = (np.zeros(num_agents, bool) for _ in range(3))
         seen: list[list[tuple[int, Any, Any]]] = [[] for _ in self.kinds]  # (place in the kind, obs, mask)
         for i, (obs, reward, ended, cut, infos) in enumerate(results):
-            first, live = i * len(self.agents), self._find_live(i, obs)
+            first, live, selected = i * len(self.agents), self._find_live(i, obs), agent_selection(self._envs[i])
             for agent in live:
                 m = first + self._number[agent]
                 info = infos.get(agent) or {}
@@ -169,8 +180,9 @@ class ParallelVectorEnv(VectorEnv):
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
                     mask = self._read_mask(self.kinds[kind_number], obs[agent], info)
-                    on_turn = info.get("is_active", True) and (mask is None or flatten_mask(mask).any())
-                    active[m] = on_turn and not (terminated[m] or truncated[m])
+                    on_turn = info.get("active_agent", agent) if selected is None else selected
+                    acts = info.get("is_active", True) and (mask is None or flatten_mask(mask).any())
+                    active[m] = acts and on_turn == agent and not (terminated[m] or truncated[m])
                     seen[kind_number].append((self._place[m], obs[agent], mask if active[m] else None))
             left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
             if not begins[i] and not getattr(self._envs[i], "agents", left):  # some just vanished with the episode

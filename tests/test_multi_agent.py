@@ -322,6 +322,30 @@ def test_a_kind_with_masks_may_be_absent_at_the_beginning() -> None:
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
 
+def test_an_agent_named_by_the_info_is_the_only_one_that_acts() -> None:
+    """Without a mask; the observations of the others come, and their rewards belong to their last actions."""
+    turn = [{agent: {"active_agent": name} for agent in ("ann", "bob")} for name in ("ann", "bob", "bob", "ann")]
+    frames = [Frame({"ann": t, "bob": -t}, {"ann": 1, "bob": 2}, infos=infos) for t, infos in enumerate(turn)]
+    env = make(Tape(frames))
+    assert env.reset(0).active.tolist() == [True, False]
+    steps = [act(env, 2) for _ in range(3)]
+    assert [step.active.tolist() for step in steps] == [[False, True], [False, True], [True, False]]
+    assert env._envs[0].actions == [{"ann": 2, "bob": 0}, {"ann": 0, "bob": 2}, {"ann": 0, "bob": 2}]
+    assert all(step.rewards.tolist() == [1, 2] for step in steps)
+
+
+def test_an_environment_may_select_who_acts() -> None:
+    class Selects(Tape):
+        @property
+        def agent_selection(self) -> str:
+            return ("ann", "bob")[len(self.actions) % 2]
+
+    env = make(Selects([Frame({"ann": t, "bob": t}) for t in range(4)]))
+    assert env.reset(0).active.tolist() == [True, False]
+    assert [act(env, 1).active.tolist() for _ in range(3)] == [[False, True], [True, False], [False, True]]
+
+
+
 @pytest.mark.parametrize("inactive", [False, np.False_, 0])
 def test_is_active_in_the_info(inactive: Any) -> None:
     tape = Tape([Frame({"ann": 1, "bob": 2}, infos={"ann": {"is_active": inactive}}),

@@ -129,9 +129,10 @@ class APPO:
                     self.buffers.env_steps[0] = max(int(self.buffers.env_steps[0]), state["env_steps"])
                     self.buffers.policy_steps[0, policy] = state.get("policy_steps", state["env_steps"])
                     self.restore_weights(policy, model, state)
-            self.population = Population(cfg, self.buffers, resumed=resumed) if cfg.with_pbt else None
+            saved = [state.get("population", {}) if state else {} for state in states]
+            self.population = Population(cfg, self.buffers, saved) if cfg.with_pbt else None
             self._start(context, paths)
-            self.records = Records(cfg, resumed=resumed,
+            self.records = Records(cfg, resumed_at=self.env_steps if resumed else None,
                                    sgd_steps=[state["sgd_steps"] if state else 0 for state in states])
             self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start")
         except BaseException:
@@ -443,7 +444,7 @@ class APPO:
         """Let population-based training decide about the policies that are due."""
         if self.population is not None:
             steps = self.buffers.policy_steps.sum(0).tolist()
-            decisions = self.population.update(self.records.objectives, steps)
+            decisions = self.population.update(self.records.objectives(self.buffers.kind_of_policy), steps)
             if decisions:
                 self._record_population(decisions)
 

@@ -28,7 +28,7 @@ from config import Config, UserError
 from flat_spaces import is_channels_last
 from machine import automatic, this_machine
 from multi_agent import PREFIX, ParallelVectorEnv, is_parallel, pettingzoo_maker
-from vector_env import GymVectorEnv, NameFailures, VectorEnv
+from vector_env import Guard, GymVectorEnv, VectorEnv
 
 # ---- families and their profiles ---------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
         else:
             make = {"atari": atari_env, "minigrid": minigrid_env, "mujoco": mujoco_env,
                     "vizdoom": vizdoom_env}.get(kind, single_env)
-            env = SyncVectorEnv([lambda: NameFailures(make(cfg, spec, render_mode), cfg.env)] * num_envs)
+            env = SyncVectorEnv([lambda: Guard(make(cfg, spec, render_mode), cfg.env)] * num_envs)
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"--env={cfg.env}: {str(error).splitlines()[0]}") from error
     except ModuleNotFoundError as error:

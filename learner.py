@@ -27,7 +27,7 @@ from torch import Tensor
 import checkpoint
 from config import Config
 from model import body_dtype, make_model
-from pbt import hyperparameters
+from pbt import flatten_shaping, hyperparameters
 from seeding import SHUFFLE, derive_seed
 from shared_buffers import (
     CONFIGURE,
@@ -99,9 +99,9 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.model.parameters(), cfg.learning_rate,
                                           (cfg.adam_beta1, cfg.adam_beta2), cfg.adam_eps)
         self.sgd_steps = 0  # also the version of the published weights
-        self.first_version = 0  # what older weights have acted belongs to another policy
         self.env_steps_trained = 0
         self.learning_rate = cfg.learning_rate
+        self.place_in_population: dict[str, Any] = {}  # what the weights were learned with, saved beside them
         if cfg.with_pbt:
             self.configure()
         if resume_from is not None:
@@ -124,7 +124,7 @@ class Learner:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
                 "sgd_steps": self.sgd_steps, "env_steps": int(self.buffers.env_steps.sum()),
                 "policy_steps": self.policy_steps, "env_steps_trained": self.env_steps_trained,
-                "learning_rate": self.learning_rate}
+                "learning_rate": self.learning_rate, "population": self.place_in_population}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; the weights come from `SharedWeights`."""
@@ -157,6 +157,11 @@ class Learner:
         """Take over this policy's settings from the supervisor (population-based training)."""
         names = hyperparameters(self.cfg)
         values = dict(zip(names, self.buffers.settings[self.policy].tolist(), strict=True))
+        shaping = self.buffers.shaping[self.policy].tolist()
+        names_of_shaping = flatten_shaping(self.buffers.info.shaping) if shaping else ()
+        self.place_in_population = {
+            "settings": values, "shaping": dict(zip(names_of_shaping, shaping, strict=True)),
+            "last_update": int(self.buffers.last_update[self.policy])}
         is_new = values["learning_rate"] != self.cfg.learning_rate
         self.cfg = dataclasses.replace(self.cfg, **values)
         if is_new:
@@ -174,7 +179,7 @@ class Learner:
         checkpoint.load_weights(self.model, state, path)
         self.optimizer.load_state_dict(state["optimizer"])
         self.sgd_steps += 1  # a new version, from which on experience counts
-        self.first_version = self.sgd_steps
+        self.shared.first_version.fill_(self.sgd_steps)  # first, so that who acts with it knows that it is another's
         self.shared.weights.publish(self.model, self.sgd_steps)
 
     def take_snapshot(self) -> None:
@@ -275,7 +280,7 @@ class Learner:
         # no copy on a CPU; a GPU has read the batch when the first number is asked for, before it is filled again
         data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         lag = self.sgd_steps - data["policy_version"]
-        fresh = (lag <= self.cfg.max_policy_lag) & (data["policy_version"] >= self.first_version)
+        fresh = (lag <= self.cfg.max_policy_lag) & (data["policy_version"] >= int(self.shared.first_version))
         data["valid"] = data["valid"] & fresh
         data["rewards"] = (data["rewards"] * self.cfg.reward_scale).clamp(-self.cfg.reward_clip, self.cfg.reward_clip)
         if not self.cfg.with_vtrace:

@@ -33,9 +33,10 @@ class PolicyWorker:
         self.models: dict[int, tuple[nn.Module, int]] = {}  # the newest weights (CURRENT), snapshots; their versions
         self.fetch(CURRENT)
         # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
-        self.agent_policy, self.agent_snapshot, self.agent_slot, self.agent_t = (
+        self.agent_policy, self.agent_snapshot, self.agent_slot, self.agent_t, self.agent_version = (
             tensor.numpy() for tensor in (buffers.agent_policy, buffers.agent_snapshot, buffers.agent_slot,
-                                          buffers.agent_t))  # [splits, M]
+                                          buffers.agent_t, buffers.agent_version))  # [splits, M]
+        self.may_be_replaced = cfg.with_pbt and self.models[CURRENT][0].state_size > 0
         self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories_of(policy).items()}
 
     def run(self) -> None:
@@ -60,23 +61,31 @@ class PolicyWorker:
     @torch.inference_mode()
     def serve(self, messages: list[Message]) -> None:
         """Compute the actions of all agents of this policy in the requested splits, in one batch."""
-        splits = [index for kind, index in messages if kind == SPLIT]
-        if not splits:
+        splits = np.array([index for kind, index in messages if kind == SPLIT], dtype=np.int64)
+        if not len(splits):
             return
         own = self.agent_policy[splits] == self.policy
-        slots, t, snapshots = self.agent_slot[splits][own], self.agent_t[splits][own], self.agent_snapshot[splits][own]
-        slots -= self.shared.first_slot
+        split, agent = own.nonzero()
+        agents = splits[split], agent
+        snapshots = self.agent_snapshot[agents]
         for snapshot in np.unique(snapshots).tolist() if self.cfg.self_play_past_fraction else [CURRENT]:
             chosen = snapshots == snapshot
-            self.act(snapshot, torch.from_numpy(slots[chosen]), torch.from_numpy(t[chosen]))
-        for split in splits:
-            self.buffers.inboxes[self.buffers.worker_of_split(split)].put((SPLIT, split))
+            self.act(snapshot, tuple(index[chosen] for index in agents))
+        for index in splits.tolist():
+            self.buffers.inboxes[self.buffers.worker_of_split(index)].put((SPLIT, index))
 
-    def act(self, snapshot: int, slots: Tensor, t: Tensor) -> None:
-        """Compute the actions of the agents that await them in rows t [B] of slots [B]."""
+    def act(self, snapshot: int, agents: tuple[np.ndarray, np.ndarray]) -> None:
+        """Compute the actions of agents, given as (splits [B], their numbers in them [B])."""
         model, version = self.fetch(snapshot)
-        with_last = slots * (self.cfg.rollout + 1) + t  # row in a tensor of T+1 rows a slot
-        row = slots * self.cfg.rollout + t
+        slots, t = self.agent_slot[agents] - self.shared.first_slot, self.agent_t[agents]
+        with_last = torch.from_numpy(slots * (self.cfg.rollout + 1) + t)  # row in a tensor of T+1 rows a slot
+        row = torch.from_numpy(slots * self.cfg.rollout + t)
+        if self.may_be_replaced and snapshot == CURRENT:
+            # to a copy of another policy, the hidden states of the weights it has replaced mean nothing
+            first_version = int(self.shared.first_version)
+            if version >= first_version:
+                self.rows["new_episode"][with_last[self.agent_version[agents] < first_version]] = True
+            self.agent_version[agents] = version
         output = self.forward(model, self.gather(with_last))
         next_states = {"rnn_states": output.pop("rnn_states")}
         self.write(row, output | {"policy_version": torch.full_like(row, version)})

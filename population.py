@@ -2,9 +2,10 @@
 
 It holds the settings and the reward shaping of every policy, decides when a policy is due, and tells the learners:
 the donor saves itself (SAVE_DONOR), then the policy that is replaced copies the file (COPY) and reads its new settings
-(CONFIGURE) from shared memory. Rollout workers read the shaping there whenever an episode begins.
+(CONFIGURE) from shared memory. Rollout workers read the shaping there whenever an episode begins. Each learner saves
+what it has read with its weights: a resumed run takes both from one file, so that after a crash they belong together.
 
-    policy_NN_cfg.json               the settings of a policy
+    policy_NN_cfg.json               the settings of a policy, to be read by people
     policy_NN_reward_shaping.json    its reward shaping, if the environment offers one
     population.jsonl                 one JSON object for each policy at each of its updates
     population.png                   the same as a picture (`plot.py`), when the run ends
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 import pbt
-from config import Config, UserError, write_atomically
+from config import Config, write_atomically
 from records import read_history
 from seeding import POPULATION, derive_seed
 from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
@@ -32,8 +33,12 @@ Numbers = dict[str, Any]
 class Population:
     """Settings and fates of all policies. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, *, resumed: bool) -> None:
-        """Begin with one mutation of every policy but the first, or with what a resumed run has saved."""
+    def __init__(self, cfg: Config, buffers: SharedBuffers, saved: list[dict[str, Any]]) -> None:
+        """Begin with what the checkpoints of a resumed run hold of each policy, or else with one mutation.
+
+        saved: `Learner.place_in_population` of each policy; empty: it is new. The first policy is never mutated. Raises
+        `UserError` when the environment's shaping has other keys now.
+        """
         self.cfg, self.buffers = cfg, buffers
         self.default_settings = pbt.hyperparameters(cfg)
         self.default_shaping = pbt.flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
@@ -42,16 +47,17 @@ class Population:
         self.last_update: dict[int, int] = {}  # of each policy, in its own steps
         self.copying: tuple[int, int] | None = None  # a policy that waits for its donor to save itself, and the donor
         self.history = cfg.run_dir / "population.jsonl"
-        if not resumed:
-            self.history.unlink(missing_ok=True)  # of a run that ended before it could be resumed
         self.rng = np.random.default_rng(derive_seed(cfg.seed, POPULATION, buffers.start))
-        known = self._load()
-        for policy in range(cfg.num_policies):
-            if policy not in known and policy != 0:
-                self._mutate(policy, policy)
-            self._publish(policy)
-            if policy not in known:
+        for policy, place in enumerate(saved):
+            if place:
+                self._restore(policy, place)
+        self._forget_lost_events()
+        for policy, place in enumerate(saved):
+            if not place:
+                if policy != 0:
+                    self._mutate(policy, policy)
                 self._record(policy, 0, None, pbt.Decision(policy, None, policy != 0, f"policy {policy} begins"))
+            self._publish(policy)
 
     # ---- rules ---------------------------------------------------------------------------------------------------
 
@@ -85,10 +91,10 @@ class Population:
             if decision.donor is not None:
                 self.copying = policy, decision.donor
                 self._send(decision.donor, (SAVE, SAVE_DONOR))
-            elif changes:
+            self._record(policy, steps[policy], objectives[policy], decision)
+            if decision.donor is None:
                 self._publish(policy)
                 self._send(policy, (CONFIGURE, 0))
-            self._record(policy, steps[policy], objectives[policy], decision)
             decisions.append(decision)
         return decisions
 
@@ -126,6 +132,7 @@ class Population:
         """Write a policy's numbers where its learner and the rollout workers read them, and into its files."""
         for numbers, shared in ((self.settings, self.buffers.settings), (self.shaping, self.buffers.shaping)):
             shared[policy] = torch.tensor([float(value) for value in numbers[policy].values()], dtype=torch.float64)
+        self.buffers.last_update[policy] = self.last_update[policy]
         _write_json(_settings_path(self.cfg.run_dir, policy), self.settings[policy])
         if self.default_shaping:
             _write_json(_shaping_path(self.cfg.run_dir, policy),
@@ -138,25 +145,21 @@ class Population:
         with self.history.open("a") as file:
             file.write(json.dumps(_finite(event)) + "\n")
 
-    def _load(self) -> set[int]:
-        """Read the state of a resumed run; return the policies that it had.
+    def _restore(self, policy: int, place: dict[str, Any]) -> None:
+        """Take over what a learner has saved of a policy's place in the population."""
+        self.settings[policy] = {name: float(place["settings"].get(name, default))
+                                 for name, default in self.default_settings.items()}
+        pbt.check_shaping_keys(self.default_shaping, place["shaping"])
+        self.shaping[policy] = {name: type(default)(place["shaping"][name])
+                                for name, default in self.default_shaping.items()}
+        self.last_update[policy] = place["last_update"]
 
-        Raises `UserError` when a file is damaged, or the environment's shaping has other keys now.
-        """
-        for event in read_history(self.cfg.run_dir):
-            self.last_update[event["policy"]] = event["policy_steps"]
-        known = {policy for policy in self.last_update if policy < self.cfg.num_policies}
-        for policy in known:
-            settings = _read_json(_settings_path(self.cfg.run_dir, policy))
-            if settings is not None:
-                self.settings[policy] = {name: float(settings.get(name, default))
-                                         for name, default in self.default_settings.items()}
-            shaping = _read_json(_shaping_path(self.cfg.run_dir, policy)) if self.default_shaping else None
-            if shaping is not None:
-                flat = pbt.flatten_shaping(shaping)
-                pbt.check_shaping_keys(self.default_shaping, flat)
-                self.shaping[policy] = {name: flat[name] for name in self.default_shaping}
-        return known
+    def _forget_lost_events(self) -> None:
+        """Cut out of the history what came after the checkpoints that are resumed; all of it where there are none."""
+        kept = [event for event in read_history(self.cfg.run_dir)
+                if event["policy"] >= self.cfg.num_policies  # it is not part of this run
+                or event["policy_steps"] <= self.last_update.get(event["policy"], -1)]
+        write_atomically(self.history, "".join(json.dumps(event) + "\n" for event in kept))
 
 
 def _settings_path(run_dir: Path, policy: int) -> Path:
@@ -174,15 +177,6 @@ def _finite(numbers: Numbers) -> Numbers:
 
 def _write_json(path: Path, value: Numbers) -> None:
     write_atomically(path, json.dumps(_finite(value), indent=2) + "\n")
-
-
-def _read_json(path: Path) -> Any:
-    if not path.exists():
-        return None
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); delete it to begin with the defaults") from error
 
 
 def _show(value: float | bool) -> str:

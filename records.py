@@ -10,6 +10,7 @@ With several policies a row holds means over them, and what each one reports in 
 """
 
 import collections
+import contextlib
 import json
 import logging
 import math
@@ -21,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from config import Config
+from config import Config, write_atomically
 from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC
 
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
@@ -32,7 +33,10 @@ MEMORY_EVERY_SEC = 20.0  # reports in between repeat the last figure
 class PolicyRecords:
     """What one policy reports, since the last row and over its last episodes."""
 
-    def __init__(self, cfg: Config, policy: int, earlier: dict[str, Any], sgd_steps: int) -> None:
+    def __init__(self, cfg: Config, policy: int, earlier: dict[str, Any], sgd_steps: int, min_episodes: int,
+                 resumed_at: int | None) -> None:
+        """Begin; min_episodes: that must have finished before the policy is ranked."""
+        self.min_episodes = min_episodes
         # of the true objective where there is one: shaped returns cannot be compared when the shaping changes
         best = _entry(earlier, "best_return", policy)
         self.best_return: float = -math.inf if best is None else best
@@ -50,8 +54,9 @@ class PolicyRecords:
         self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  slow to import; the children start meanwhile
 
-        self.tensorboard = SummaryWriter(cfg.run_dir / "tensorboard" / f"policy_{policy:02}", max_queue=1000,
-                                         flush_secs=10)
+        self.tensorboard = SummaryWriter(
+            cfg.run_dir / "tensorboard" / f"policy_{policy:02}", max_queue=1000, flush_secs=10,
+            purge_step=None if resumed_at is None else resumed_at + 1)  # hides what came after the checkpoint
 
     @property
     def mean_return(self) -> float:
@@ -59,7 +64,7 @@ class PolicyRecords:
 
     @property
     def objective(self) -> float | None:
-        """Return what population-based training ranks by: the mean true objective, or else return; None at first."""
+        """Return the mean true objective where the environment tells one, or else return; None at first."""
         return sum(self.objectives) / len(self.objectives) if self.objectives else None
 
     @property
@@ -69,8 +74,11 @@ class PolicyRecords:
     def add_episode(self, episode_return: float, length: int, objective: float) -> None:
         self.returns.append(episode_return)
         self.lengths.append(length)
-        self.has_objective |= not math.isnan(objective)
-        self.objectives.append(episode_return if math.isnan(objective) else objective)
+        if not math.isnan(objective) and not self.has_objective:  # what came before were returns
+            self.has_objective = True
+            self.objectives.clear()
+        if self.has_objective != math.isnan(objective):  # an episode without an objective says nothing about it
+            self.objectives.append(objective if self.has_objective else episode_return)
         self.num_episodes += 1
 
     def add_training(self, stats: dict[str, float]) -> None:
@@ -106,14 +114,16 @@ class PolicyRecords:
 class Records:
     """Counts, averages and writes what a run reports. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, *, resumed: bool, sgd_steps: list[int]) -> None:
-        """Open the files. sgd_steps: of each policy so far."""
-        self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed
+    def __init__(self, cfg: Config, *, resumed_at: int | None, sgd_steps: list[int]) -> None:
+        """Open the files. resumed_at: the env_steps of the resumed checkpoint; sgd_steps: of each policy so far."""
+        self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed_at is not None
         self.last_row = time.monotonic()
-        earlier = read_summary(self.run_dir) if resumed else {}
+        earlier = read_summary(self.run_dir) if self.resumed else {}
         self.wall_before: float = earlier.get("wall_sec", 0.0)  # seconds of training before this process
         self.episodes_before: int = earlier.get("num_episodes", 0)
-        self.policies = [PolicyRecords(cfg, policy, earlier, steps) for policy, steps in enumerate(sgd_steps)]
+        # a resumed policy waits for a full window: it would else be ranked by a single episode
+        self.policies = [PolicyRecords(cfg, policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
+                         for policy, steps in enumerate(sgd_steps)]
         self.last_saved = {SAVE_PERIODIC: time.monotonic(), SAVE_MILESTONE: time.monotonic()}
         self.goal = cfg.train_for_env_steps
         self.train_sec = 0.0  # in earlier calls of train()
@@ -125,11 +135,13 @@ class Records:
         self.memory_bytes = self.peak_memory_bytes = 0
         self.last_memory = -math.inf  # when it was measured
 
-        self.logger = make_logger(self.run_dir / "log.txt")
-        self.metrics = (self.run_dir / "metrics.jsonl").open("a" if resumed else "w", buffering=1)
+        self.logger, self.line_open = make_logger(self.run_dir / "log.txt"), False
+        metrics = self.run_dir / "metrics.jsonl"
+        if resumed_at is not None and (num_lost := cut_lost_rows(metrics, resumed_at)):
+            self.log(f"left out {num_lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
+        self.metrics = metrics.open("a" if self.resumed else "w", buffering=1)
         config_table = "\n".join(f"| {name} | {value} |" for name, value in vars(cfg).items())
         self.policies[0].tensorboard.add_text("config", "| setting | value |\n|---|---|\n" + config_table)
-        self.line_open = False
 
     # ---- input ---------------------------------------------------------------------------------------------------
 
@@ -192,10 +204,17 @@ class Records:
     def num_episodes(self) -> int:
         return self.episodes_before + sum(policy.num_episodes for policy in self.policies)
 
-    @property
-    def objectives(self) -> list[float | None]:
-        """Return what population-based training ranks by, for each policy."""
-        return [policy.objective for policy in self.policies]
+    def objectives(self, kind_of_policy: list[int]) -> list[float | None]:
+        """Return what population-based training ranks each policy by; None: too few episodes have finished.
+
+        Among policies of one kind of agents, true objectives are not compared with returns: as soon as one policy has
+        an objective, the others need one.
+        """
+        with_objective = {kind for kind, policy in zip(kind_of_policy, self.policies, strict=True)
+                          if policy.has_objective}
+        return [policy.objective if policy.has_objective == (kind in with_objective)
+                and len(policy.objectives) >= policy.min_episodes else None
+                for kind, policy in zip(kind_of_policy, self.policies, strict=True)]
 
     @property
     def wall_sec(self) -> float:
@@ -317,9 +336,7 @@ class Records:
             "policy_lag_max": max(policy.lag_max for policy in self.policies),
             "first_sgd_step_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
         }
-        temporary = self.run_dir / "summary.tmp"
-        temporary.write_text(json.dumps(summary, indent=2) + "\n")
-        os.replace(temporary, self.run_dir / "summary.json")
+        write_atomically(self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _show_progress(self, row: dict[str, Any]) -> None:
         steps_left = (self.goal - row["env_steps"]) * self.cfg.env_frameskip / max(row["fps"], 1e-9)
@@ -426,6 +443,23 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         return json.loads((run_dir / "summary.json").read_text())
     except (OSError, ValueError):
         return {}
+
+
+def cut_lost_rows(metrics: Path, env_steps: int) -> int:
+    """Cut out of metrics.jsonl what came after the checkpoint with so many env_steps; return the number of lines.
+
+    After a crash the reports are newer than the weights. A reader must find one history, in which env_steps never
+    decrease.
+    """
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    kept = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # cut off by the crash
+            if json.loads(line)["env_steps"] <= env_steps:
+                kept.append(line)
+    if len(kept) < len(lines):
+        write_atomically(metrics, "".join(line + "\n" for line in kept))
+    return len(lines) - len(kept)
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:

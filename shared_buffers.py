@@ -184,6 +184,8 @@ class PolicyBuffers:
     def __init__(self, kind: int, first_slot: int, weights: SharedWeights, make_queue: Any, make_lock: Any) -> None:
         self.kind, self.first_slot = kind, first_slot
         self.weights = weights
+        # experience of older weights is of another policy, whose place this one has taken (population-based training)
+        self.first_version = torch.zeros((), dtype=torch.int64).share_memory_()
         self.requests, self.requests_lock = make_queue(), make_lock()
         self.trajectories_done = make_queue()
 
@@ -240,14 +242,17 @@ class SharedBuffers:
         self.agent_snapshot = shared(cfg.num_splits, agents_per_split).fill_(CURRENT)
         self.agent_slot = shared(cfg.num_splits, agents_per_split)
         self.agent_t = shared(cfg.num_splits, agents_per_split)
+        self.agent_version = shared(cfg.num_splits, agents_per_split)  # of the weights that gave it its hidden state
         # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
         self.env_steps = shared(cfg.num_workers)
         self.policy_steps = shared(cfg.num_workers, cfg.num_policies)  # decisions of the agents of each policy
         self.evaluation_steps = shared()  # a sign of life of the evaluator
         # set once, by the supervisor: a learner leaves its dataset after at most one more SGD step
         self.stopping = shared(dtype=torch.bool)
-        # population-based training: the settings of each policy, in the order of their names
+        # population-based training: the settings of each policy, in the order of their names; its decisions at its last
+        # update
         self.settings = shared(cfg.num_policies, len(hyperparameters(cfg)), dtype=torch.float64)
+        self.last_update = shared(cfg.num_policies)
         num_shaping = len(flatten_shaping(info.shaping)) if cfg.with_pbt and info.shaping is not None else 0
         self.shaping = shared(cfg.num_policies, num_shaping, dtype=torch.float64)
 

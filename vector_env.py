@@ -287,8 +287,13 @@ class GymVectorEnv(VectorEnv):
         self._env.close()
 
 
-class NameFailures(gym.Wrapper):
-    """Says which environment it was, with which seed and in which step, when reset() or step() raises."""
+class Guard(gym.Wrapper):
+    """Stands between one environment and gymnasium's `SyncVectorEnv`.
+
+    When reset() or step() raises, it says which environment it was, with which seed and in which step. Of the infos it
+    passes on only what somebody reads: gymnasium joins those of all environments in arrays that are made for the first
+    one, and fails where shapes differ. For that reason too a true objective becomes a float.
+    """
 
     def __init__(self, env: gym.Env, name: str) -> None:
         super().__init__(env)
@@ -307,7 +312,11 @@ class NameFailures(gym.Wrapper):
 
     def _call(self, what: str, function: Callable[[], tuple]) -> tuple:
         with naming_failures(self._name, self._first_seed, self._num_steps, what):
-            return function()
+            *rest, info = function()
+            passed = {key: info[key] for key in (ACTION_MASK, TRUE_OBJECTIVE) if key in info}
+            if TRUE_OBJECTIVE in passed:
+                passed[TRUE_OBJECTIVE] = float(passed[TRUE_OBJECTIVE])
+            return *rest, passed
 
 
 @contextlib.contextmanager

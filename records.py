@@ -454,7 +454,7 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> int:
     lines = metrics.read_text().splitlines() if metrics.exists() else []
     kept = []
     for line in lines:
-        with contextlib.suppress(ValueError):  # cut off by the crash
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # cut off by the crash
             if json.loads(line)["env_steps"] <= env_steps:
                 kept.append(line)
     if len(kept) < len(lines):

@@ -309,6 +309,32 @@ def test_discrete_actions_are_shifted_to_the_spaces_start(register: Any) -> None
     assert [single.unwrapped.action for single in env._env.envs] == [5, 7]
 
 
+class Telling(TinyEnv):
+    """Tells an objective: an int in the first environment, else a float or an array; and infos that nobody reads."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+        self.number, Telling.made = Telling.made, Telling.made + 1
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *_ = super().step(action)
+        objective = [1, 0.4, np.float32(0.25), np.array(0.75), None][self.number]
+        info = {} if objective is None else {"true_objective": objective}
+        why = ["words", 3, None, {"deep": np.ones(self.number)}, ()][self.number]
+        shapes = {"path": np.zeros(3 + self.number), "why": why}
+        return obs, reward, True, False, info | shapes
+
+
+def test_objectives_are_floats_whatever_the_first_environment_tells(register: Any) -> None:
+    """Gymnasium makes an array of the first one's type: 0.4 would become 0. Infos of any shape do no harm."""
+    Telling.made = 0
+    env = make(register(Telling), 5)
+    env.reset(0)
+    np.testing.assert_array_equal(env.step(rows(0, 0, 0, 0, 0)).objectives, [1, 0.4, 0.25, 0.75, np.nan])
+
+
 def test_environment_needs_no_render_mode(register: Any) -> None:
     """Gymnasium does not ask for that argument, so a small environment often lacks it."""
     env_id = register(lambda: TinyEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))

@@ -5,6 +5,7 @@ serial: everything happens in this process, where `watch` looks on.
 """
 
 import copy
+import functools
 import gc
 import itertools
 import json
@@ -35,9 +36,10 @@ import pbt
 import train
 from appo import APPO, ComponentError
 from checkpoint import DONOR, find_checkpoint, load_checkpoint, policy_dir
-from config import UserError
+from config import UserError, make_config
 from learner import Learner
 from population import Population
+from records import Records, cut_lost_rows
 from rollout_worker import RolloutWorker
 from shared_buffers import SAVE_DONOR
 
@@ -432,6 +434,23 @@ def test_what_was_acted_before_a_replacement_is_not_learned_from(watched: Watch)
     assert current > 0, "they learn on"
 
 
+def test_agents_of_a_replaced_policy_begin_with_an_empty_memory(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In no trajectory does a row of the copied weights follow one of the replaced weights with its hidden state."""
+    sgd_step, found = Learner.sgd_step, []
+
+    def watched_sgd_step(learner: Learner, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        is_new = data["policy_version"] >= learner.shared.first_version
+        found.append(data["new_episode"][:, 1:-1][~is_new[:, :-1] & is_new[:, 1:]])
+        return sgd_step(learner, data)
+
+    monkeypatch.setattr(Learner, "sgd_step", watched_sgd_step)
+    run(tmp_path, 1500, **PBT | {"use_rnn": True, "rnn_size": 4})
+    follows = torch.cat(found)
+    assert len(follows) > 3, "there were replacements in the middle of trajectories"
+    assert follows.all()
+
+
 def test_shaping_reaches_the_environment_once_when_an_episode_begins(finished: SimpleNamespace) -> None:
     calls: dict[int, list[str]] = {}
     for call in finished.tape:
@@ -610,6 +629,90 @@ def crash(train_dir: Path, steps: int, env: str = "Payday", **settings: Any) -> 
     with pytest.raises(Crash), make(train_dir, env, **settings) as running:
         running.train(steps)
         raise Crash
+
+
+@pytest.mark.parametrize("saved_after", [None, "a mutation", "a replacement"])
+def test_after_a_crash_settings_are_those_that_the_weights_were_learned_with(tmp_path: Path, saved_after: str | None,
+                                                                            ) -> None:
+    """Save, let the population go on, crash; the files for people then tell what was lost."""
+    def is_due(event: dict[str, Any]) -> bool:
+        return saved_after is None or (event["policy_steps"] > 0 and
+                                       (event["donor"] is not None) == (saved_after == "a replacement"))
+
+    with pytest.raises(Crash), make(tmp_path, **PBT) as running:
+        running.train(100)
+        running.train(should_stop=lambda: is_due(events_of(running.cfg.run_dir)[-1]))
+        settle(running)
+        population, steps, events = running.population, running.env_steps, events_of(running.cfg.run_dir)
+        saved = copy.deepcopy((population.settings, population.shaping, population.last_update))
+        running.train(600)
+        assert (population.settings, population.shaping, population.last_update) != saved
+        lost = events_of(running.cfg.run_dir)[len(events):]
+        assert any(event["donor"] is not None for event in lost)
+        raise Crash
+    assert metrics_of(tmp_path)[-1]["env_steps"] > steps
+    with make(tmp_path, **PBT) as resumed:
+        population = resumed.population
+        assert (population.settings, population.shaping, population.last_update) == saved
+        for policy, learner in enumerate(resumed.learners):
+            assert saved[0][policy].items() <= vars(learner.cfg).items()
+            assert read_json(tmp_path / "run" / f"policy_{policy:02}_cfg.json") == saved[0][policy]
+        assert events_of(tmp_path / "run") == events
+        assert metrics_of(tmp_path)[-1]["env_steps"] <= resumed.env_steps == steps
+        resumed.train(300)
+    rows = [row["env_steps"] for row in metrics_of(tmp_path)]
+    assert rows == sorted(rows)
+    assert "reports of what came after the checkpoint" in (tmp_path / "run" / "log.txt").read_text()
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard" / "policy_00")).Reload()
+    drawn = [scalar.step for scalar in board.Scalars("train/loss")]
+    assert drawn == sorted(set(drawn))
+
+
+def metrics_of(train_dir: Path) -> list[dict[str, Any]]:
+    return read_lines(train_dir / "run" / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("rest", ["", '{"env_steps": 7, "fps": 1.', "\x00\x00", '{"fps": 3}', "[]"])
+def test_reports_after_the_checkpoint_and_broken_ones_are_cut_out(tmp_path: Path, rest: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"env_steps": steps, "fps": 1.5}) for steps in (10, 20, 20, 30)]
+    path.write_text("\n".join([*lines, rest]) if rest else "\n".join(lines) + "\n")
+    assert cut_lost_rows(path, 20) == 1 + bool(rest)
+    assert path.read_text() == "\n".join(lines[:3]) + "\n"
+    assert cut_lost_rows(path, 20) == 0
+    assert cut_lost_rows(tmp_path / "none.jsonl", 20) == 0
+
+
+# ---- what policies are ranked by ---------------------------------------------------------------------------------
+
+
+def make_records(tmp_path: Path, num_policies: int = 3, resumed: bool = False) -> Records:
+    cfg = make_config({"env": "tiny", "train_dir": str(tmp_path), "num_policies": num_policies})
+    cfg.run_dir.mkdir(exist_ok=True)
+    return Records(cfg, resumed_at=100 if resumed else None, sgd_steps=[9 * resumed] * num_policies)
+
+
+def test_returns_are_never_ranked_beside_objectives(tmp_path: Path) -> None:
+    records = make_records(tmp_path)
+    finish = functools.partial(records.add, "episodes", env_steps=0)
+    assert records.objectives([0, 0, 1]) == [None, None, None]
+    finish([[(0, 50.0, 5, math.nan), (1, 70.0, 5, math.nan), (2, 90.0, 5, math.nan)]])
+    assert records.objectives([0, 0, 1]) == [50, 70, 90]
+    finish([[(0, 60.0, 5, 0.25)]])  # the first objective: returns of this kind of agents count no longer
+    assert records.objectives([0, 0, 1]) == [0.25, None, 90]
+    finish([[(0, 1e9, 5, math.nan), (0, 60.0, 5, 0.75), (1, 70.0, 5, 0.5)]])  # an episode without one says nothing
+    assert records.objectives([0, 0, 1]) == [0.5, 0.5, 90]
+    assert records.policies[0].mean_return == pytest.approx((50 + 60 + 1e9 + 60) / 4)
+    records.close_files()
+
+
+def test_a_resumed_policy_is_ranked_after_a_hundred_episodes(tmp_path: Path) -> None:
+    records = make_records(tmp_path, 2, resumed=True)
+    for episode in range(100):
+        assert records.objectives([0, 0])[0] is None
+        records.add("episodes", [[(0, float(episode), 5, math.nan)]], 0)
+    assert records.objectives([0, 0]) == [pytest.approx(49.5), None]
+    records.close_files()
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------------

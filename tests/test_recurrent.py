@@ -349,3 +349,41 @@ def test_trajectories_hold_hidden_states_of_the_right_size(settings: dict[str, A
     assert rig.buffers.specs[0]["rnn_states"].shape == (T + 1, size)
     assert rig.trajectories["rnn_states"].shape == (AGENTS, T + 1, size)
     assert isinstance(rig.learner.model, ActorCritic)
+
+
+# ---- a policy that became a copy of another --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rnn_type", ["gru", "lstm"])
+def test_agents_forget_the_hidden_states_of_weights_that_were_replaced(rnn_type: str) -> None:
+    """From the first row that the copied weights act, and in no other row, the memory is empty; the learner sees it."""
+    rig, rng = Rig(rnn_type=rnn_type), torch.Generator().manual_seed(1)
+    rig.policy_worker.may_be_replaced = True  # as with population-based training
+    obs, states = torch.randn(AGENTS, T + 1, 4, generator=rng), torch.randn(AGENTS, rig.learner.model.state_size)
+    data = rig.trajectories
+    data["obs/obs"].copy_(obs)
+    data["new_episode"].fill_(False)
+    data["rnn_states"][:, 0] = states
+    rig.buffers.agent_policy.fill_(0)
+    rig.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(rig.buffers.agent_slot))
+    for t in range(T):
+        if t == 3:
+            rig.shared.weights.publish(rig.learner.model, 1)  # an ordinary SGD step
+        elif t == 5:
+            rig.shared.first_version.fill_(2)  # announced before the weights are there
+        elif t == 7:
+            rig.shared.weights.publish(rig.learner.model, 2)
+        elif t == 9:
+            rig.shared.weights.publish(rig.learner.model, 3)
+        rig.buffers.agent_t.fill_(t)
+        served = [0] if t == 7 else [0, 1]  # the second split misses a row, and forgets when its turn comes
+        rig.policy_worker.serve([(SPLIT, split) for split in served])
+    in_first = torch.arange(AGENTS) < rig.cfg.envs_per_split
+    assert data["new_episode"][in_first].nonzero()[:, 1].tolist() == [7] * rig.cfg.envs_per_split
+    assert data["new_episode"][~in_first].nonzero()[:, 1].tolist() == [8] * rig.cfg.envs_per_split
+    parameters, values = rig.unroll({name: tensor[in_first] for name, tensor in data.items()})
+    torch.testing.assert_close(values[:, :T], data["values"][in_first], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(parameters[:, :T], data["action_parameters"][in_first], rtol=1e-4, atol=1e-4)
+    fresh, _, _ = rig.learner.model({"obs": obs[in_first, 7]}, torch.zeros(int(in_first.sum()), states.shape[1]),
+                                    torch.zeros(int(in_first.sum()), 1, dtype=torch.bool))
+    torch.testing.assert_close(data["action_parameters"][in_first, 7], fresh, rtol=1e-4, atol=1e-4)

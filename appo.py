@@ -40,9 +40,9 @@ from children import start_server
 from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of, write_atomically
 from envs import make_vector_env, profile
 from evaluator import Evaluator
-from learner import CPU_BYTES_PER_PASS, Learner
+from learner import CPU_BYTES_PER_PASS, Learner, steps_per_pass
 from machine import explain, this_machine
-from model import body_dtype, choose_device, make_model
+from model import body_dtype, choose_device, make_model, one_hot_bytes
 from pbt import Decision, assign_kinds
 from policy_worker import PolicyWorker
 from population import Population
@@ -602,6 +602,10 @@ def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], model
             total += copies * 4 * sum(tensor.numel() for tensor in model.state_dict().values())
             if any(len(space.shape) == 3 for space in info.kinds[kind][0].values()):
                 total += ACTIVATIONS * CPU_BYTES_PER_PASS * cfg.learner_threads
+            # one-hot vectors: in each part of a minibatch that is learned from, and of all agents that act at once
+            obs_space = info.kinds[kind][0]
+            rows = cfg.learner_threads * min(steps_per_pass(obs_space), cfg.batch_size) + slots
+            total += one_hot_bytes(obs_space) * rows
     if not cfg.serial_mode:
         total += (cfg.num_workers + len(models) * (1 + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
     return total

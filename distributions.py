@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from config import Config, UserError
-from flat_spaces import action_leaves, num_action_parameters, num_options
+from flat_spaces import action_leaves, is_bounded, num_action_parameters, num_options
 
 FORBIDDEN = -1e9
 LOG_STD_RANGE = (-8.0, 5.0)  # at its ends the gradient vanishes
@@ -131,24 +131,43 @@ class SquashedGaussian(DiagonalGaussian):
     divergence does not change under an invertible map, so it is the Gaussians'.
     """
 
-    # Gauss-Hermite quadrature: E f(N(0, 1)) = sum of weight * f(node)
-    NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
-    WEIGHTS = WEIGHTS / WEIGHTS.sum()
-
     def log_prob(self, actions: Tensor) -> Tensor:
         return super().log_prob(actions) - log_tanh_slope(actions).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Return the Gaussian's entropy + E log|d tanh(a) / da|, which has no closed form, by quadrature."""
-        nodes, weights = (torch.as_tensor(x, dtype=self.mean.dtype, device=self.mean.device)
-                          for x in (self.NODES, self.WEIGHTS))
-        points = self.mean[..., None] + self.log_std.exp()[..., None] * nodes
-        return super().entropy() + (log_tanh_slope(points) * weights).sum(-1).sum(-1)
+        """Return the Gaussian's entropy + E log|d tanh(a) / da|."""
+        return super().entropy() + expected_log_tanh_slope(self.mean, self.log_std.exp()).sum(-1)
 
 
 def log_tanh_slope(x: Tensor) -> Tensor:
     """Return log(1 - tanh(x)^2), exact for any x."""
     return 2 * (math.log(2) - x - F.softplus(-2 * x))
+
+
+# E f(N(0, 1)) = sum of weight * f(node); the integral of f over [0, 10] = sum of weight * f(node)
+HERMITE_NODES, HERMITE_WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
+LEGENDRE_NODES, LEGENDRE_WEIGHTS = np.polynomial.legendre.leggauss(24)
+QUADRATURE = (HERMITE_NODES, HERMITE_WEIGHTS / HERMITE_WEIGHTS.sum(), 5 * LEGENDRE_NODES + 5, 5 * LEGENDRE_WEIGHTS)
+WIDE_STD = 0.7  # from here on the second way is the more exact one
+
+
+def expected_log_tanh_slope(mean: Tensor, std: Tensor) -> Tensor:
+    """Return E log(1 - tanh(x)^2) for x from N(mean, std), to 1e-8 in float64; it has no closed form.
+
+    A narrow Gaussian sees a smooth function: Gauss-Hermite quadrature. A wide one sees a bend at 0 between two straight
+    lines: log(1 - tanh(x)^2) = 2 (log 2 - |x| - log(1 + exp(-2|x|))), where E|x| has a closed form, and the last term
+    vanishes beyond 10: Gauss-Legendre quadrature over [0, 10].
+    """
+    nodes, weights, points, lengths = (torch.as_tensor(x, dtype=mean.dtype, device=mean.device) for x in QUADRATURE)
+    narrow = (log_tanh_slope(mean[..., None] + std[..., None] * nodes) * weights).sum(-1)
+    wide_std = std.clamp(min=WIDE_STD)
+    ratio = mean / wide_std
+    mean_abs = (wide_std * math.sqrt(2 / math.pi) * (-0.5 * ratio.square()).exp()
+                + mean * torch.erf(ratio / math.sqrt(2)))
+    densities = sum((-0.5 * ((points + sign * mean[..., None]) / wide_std[..., None]).square()).exp()
+                    for sign in (-1, 1)) / (wide_std[..., None] * math.sqrt(2 * math.pi))
+    bend = (torch.log1p((-2 * points).exp()) * lengths * densities).sum(-1)
+    return torch.where(std < WIDE_STD, narrow, 2 * (math.log(2) - mean_abs - bend))
 
 
 Part = Categorical | Bernoulli | DiagonalGaussian
@@ -222,7 +241,7 @@ def check_action_space(cfg: Config, space: spaces.Space) -> None:
     for name in ("squash_actions", "adaptive_stddev"):
         if getattr(cfg, name) and not boxes:
             raise UserError(f"--{name} is for continuous actions, not for {space}; leave it off")
-    unbounded = [leaf for leaf in boxes if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all())]
+    unbounded = [leaf for leaf in boxes if not is_bounded(leaf).all()]
     if cfg.squash_actions and unbounded:
         raise UserError(f"--squash_actions needs bounded actions, not {unbounded[0]}; leave it off")
     low, high = (math.exp(end) for end in LOG_STD_RANGE)

@@ -10,7 +10,9 @@ environments on two cores, spread over the rollout workers; `machine.py` adapts 
 
 import contextlib
 import difflib
+import functools
 import importlib
+import math
 import os
 import tempfile
 import textwrap
@@ -28,7 +30,7 @@ from config import Config, UserError
 from flat_spaces import is_channels_last
 from machine import automatic, this_machine
 from multi_agent import PREFIX, ParallelVectorEnv, is_parallel, pettingzoo_maker
-from vector_env import Guard, GymVectorEnv, VectorEnv
+from vector_env import LARGEST, Guard, GymVectorEnv, VectorEnv
 
 # ---- families and their profiles ---------------------------------------------------------------------------------
 
@@ -249,6 +251,13 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
 
     Raises `UserError` with the install command when a package is missing.
     """
+    env = _make_vector_env(cfg, num_envs, render_mode)
+    is_clipped = math.isfinite(cfg.reward_clip)
+    env.max_reward = float(np.finfo(np.float32).max) if is_clipped else LARGEST / cfg.reward_scale
+    return env
+
+
+def _make_vector_env(cfg: Config, num_envs: int, render_mode: str | None) -> VectorEnv:
     spec, kind = find_spec(cfg.env), family(cfg.env)
     if cfg.env_frameskip != 1 and kind not in ("atari", "vizdoom"):
         raise UserError("--env_frameskip is for Atari games and VizDoom; leave it at 1")
@@ -279,9 +288,17 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     return GymVectorEnv(env, cfg.env, squash_actions=cfg.squash_actions)
 
 
-def render_argument(render_mode: str | None) -> dict[str, str]:
-    """Return the argument that asks an environment for pictures; it need not know it otherwise."""
-    return {} if render_mode is None else {"render_mode": render_mode}
+def call_maker(make: Callable, name: str, render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:
+    """Make an environment. It need not know the argument render_mode unless it is to draw, and may require it."""
+    try:
+        return make(**kwargs, **({} if render_mode is None else {"render_mode": render_mode}))
+    except TypeError as error:
+        text = str(error)
+        if render_mode is None and "missing" in text and "'render_mode'" in text:
+            return make(**kwargs, render_mode=None)
+        if render_mode is not None and "unexpected keyword" in text and "'render_mode'" in text:
+            raise UserError(f"--env={name} cannot be shown: its maker takes no argument render_mode") from error
+        raise
 
 
 def makes_parallel_env(spec: EnvSpec) -> bool:
@@ -289,7 +306,7 @@ def makes_parallel_env(spec: EnvSpec) -> bool:
     make = spec.entry_point
     if not callable(make) or (isinstance(make, type) and issubclass(make, gym.Env)):
         return False
-    env = make(**spec.kwargs)
+    env = call_maker(make, spec.id, None, spec.kwargs)
     if hasattr(env, "close"):
         env.close()
     return is_parallel(env)
@@ -297,22 +314,12 @@ def makes_parallel_env(spec: EnvSpec) -> bool:
 
 def parallel_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
     """Make one environment of several agents."""
-    try:
-        return spec.entry_point(**spec.kwargs, **render_argument(render_mode))
-    except TypeError as error:
-        if "render_mode" in str(error):
-            raise UserError(f"--env={cfg.env} cannot be shown: its maker takes no argument render_mode") from error
-        raise
+    return call_maker(spec.entry_point, cfg.env, render_mode, spec.kwargs)
 
 
 def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) -> gym.Env:
     """Make one environment, its images resized if so configured."""
-    try:
-        env = gym.make(spec, disable_env_checker=True, **render_argument(render_mode), **kwargs)
-    except TypeError as error:
-        if "render_mode" in str(error):
-            raise UserError(f"--env={cfg.env} cannot be shown: its maker takes no argument render_mode") from error
-        raise
+    env = call_maker(functools.partial(gym.make, spec, disable_env_checker=True), cfg.env, render_mode, kwargs)
     return ResizeImages(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
 
 

@@ -186,8 +186,14 @@ def unflatten_actions(space: spaces.Space, actions: np.ndarray, *, squash: bool 
     return actions.astype(space.dtype) + space.start
 
 
+def is_bounded(space: spaces.Box) -> np.ndarray:
+    """Tell which dimensions of a Box have a range, [*shape] bool; those up to the ends of float32 have none."""
+    with np.errstate(over="ignore"):
+        return space.high.astype(np.float64) - space.low.astype(np.float64) <= np.finfo(np.float32).max
+
+
 def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
-    bounded = np.isfinite(space.low) & np.isfinite(space.high)
+    bounded = is_bounded(space)
     low, high = np.where(bounded, space.low, -1.0), np.where(bounded, space.high, 1.0)
     scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
     scaled = np.clip(np.where(bounded, scaled, actions), space.low, space.high)  # also against rounding

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 import checkpoint
 from config import Config
-from model import body_dtype, make_model
+from model import body_dtype, make_model, one_hot_bytes
 from pbt import flatten_shaping, hyperparameters
 from seeding import SHUFFLE, derive_seed
 from shared_buffers import (
@@ -42,12 +43,13 @@ from shared_buffers import (
     SharedBuffers,
     Spec,
     allocate,
-    num_bytes,
+    obs_dtype,
 )
 from vtrace import gae, vtrace
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
+ONE_HOT_BYTES_PER_PASS = 64_000_000  # of the one-hot vectors that large Discrete observations become
 MAX_NORMALIZED_TARGET = 10.0  # deviations
 MIN_NORMALIZER_ROWS = 512  # of one dataset, however large the observations are
 
@@ -90,8 +92,7 @@ class Learner:
         self.folder = checkpoint.policy_dir(cfg.run_dir, policy)
         self.dtype = body_dtype(cfg, device, obs_space)
         self.obs_names = [f"obs/{name}" for name in obs_space]
-        bytes_per_step = num_bytes({name: specs[name] for name in self.obs_names}, 1) / (cfg.rollout + 1)
-        self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / bytes_per_step))
+        self.steps_per_pass = steps_per_pass(obs_space)
         self.num_threads = 1 if cfg.serial_mode or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
         self.model = make_model(cfg, obs_space, action_space).to(device)
@@ -124,14 +125,26 @@ class Learner:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
                 "sgd_steps": self.sgd_steps, "env_steps": int(self.buffers.env_steps.sum()),
                 "policy_steps": self.policy_steps, "env_steps_trained": self.env_steps_trained,
-                "learning_rate": self.learning_rate, "population": self.place_in_population}
+                "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
+                "population": self.place_in_population}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned; the weights come from `SharedWeights`."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Take over what `state_dict` returned; the weights come from `SharedWeights`.
+
+        Settings stay those of the configuration, since the command line may have changed them.
+        """
+        self.load_moments(state["optimizer"])
         self.sgd_steps, self.env_steps_trained = state["sgd_steps"], state["env_steps_trained"]
-        if self.cfg.lr_schedule != "constant":  # else the command line may have changed it
+        if self.cfg.lr_schedule != "constant" and state["initial_learning_rate"] == self.cfg.learning_rate:
             self.learning_rate = state["learning_rate"]
+        elif self.cfg.lr_schedule == "linear_decay":
+            self.learning_rate = self.linear_rate()
+
+    def load_moments(self, state: dict[str, Any]) -> None:
+        """Take over Adam's moments from the state of an optimizer, which holds its settings too."""
+        self.optimizer.load_state_dict(state)
+        for group in self.optimizer.param_groups:
+            group |= {"betas": (self.cfg.adam_beta1, self.cfg.adam_beta2), "eps": self.cfg.adam_eps}
 
     @property
     def policy_steps(self) -> int:
@@ -177,7 +190,7 @@ class Learner:
         path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.DONOR
         state = checkpoint.load_checkpoint(path)
         checkpoint.load_weights(self.model, state, path)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.load_moments(state["optimizer"])
         self.sgd_steps += 1  # a new version, from which on experience counts
         self.shared.first_version.fill_(self.sgd_steps)  # first, so that who acts with it knows that it is another's
         self.shared.weights.publish(self.model, self.sgd_steps)
@@ -487,6 +500,12 @@ class Learner:
 
 
 # ---- pure functions ----------------------------------------------------------------------------------------------
+
+
+def steps_per_pass(obs_space: dict[str, spaces.Space]) -> int:
+    """Return how many observations are evaluated at once on a CPU."""
+    stored = sum(math.prod(space.shape) * obs_dtype(space).itemsize for space in obs_space.values())
+    return max(1, int(min(CPU_BYTES_PER_PASS / stored, ONE_HOT_BYTES_PER_PASS / max(1, one_hot_bytes(obs_space)))))
 
 
 def join_groups(rows: Tensor, steps: list[int], num_trajectories: int) -> Tensor:

@@ -63,10 +63,20 @@ NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": FastELU, "relu": nn.ReLU, "
 def expand(space: spaces.Space, obs: Tensor) -> Tensor:
     """Turn indices of a Discrete [B] or MultiDiscrete [B, n] leaf into one-hot vectors; leave other leaves alone."""
     if isinstance(space, spaces.Discrete):
-        return F.one_hot(obs, int(space.n))
+        return one_hot(obs, int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
-        return torch.cat([F.one_hot(obs[:, i], n) for i, n in enumerate(num_options(space))], -1)
+        return torch.cat([one_hot(obs[:, i], n) for i, n in enumerate(num_options(space))], -1)
     return obs
+
+
+def one_hot(indices: Tensor, n: int) -> Tensor:
+    """Return one-hot vectors [B, n] uint8 of indices [B]; PyTorch's own are int64, eight times as large."""
+    return torch.zeros(len(indices), n, dtype=torch.uint8, device=indices.device).scatter_(1, indices[:, None], 1)
+
+
+def one_hot_bytes(obs_space: dict[str, spaces.Space]) -> int:
+    """Count the bytes that the one-hot vectors of one observation take, as uint8 and as float32."""
+    return sum(5 * n for name, space in obs_space.items() if name != ACTION_MASK for n in num_options(space))
 
 
 def expanded_space(space: spaces.Space) -> spaces.Box:

@@ -33,7 +33,8 @@ from flat_spaces import (
 )
 from seeding import consecutive
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
+# What is larger cannot be learned from: sums of squares of returns and observations would leave the range of float32.
+LARGEST = 1e12
 TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
 
 
@@ -138,14 +139,14 @@ def storable_range(leaf: spaces.Space) -> tuple[Any, Any] | None:
         return 0, int(leaf.n) - 1
     if isinstance(leaf, spaces.MultiDiscrete):
         return 0, leaf.nvec - 1
-    return (-FLOAT32_MAX, FLOAT32_MAX) if isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8 else None
+    return (-LARGEST, LARGEST) if isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8 else None
 
 
 class VectorEnv:
     """N environments of A agents. Owned by one rollout worker (or by an evaluation), in its process.
 
     `reset` and `step` raise `EnvironmentFailure`, which names the environment, its seed and the step, for an
-    observation or reward that is not finite and for an action mask that forbids everything.
+    observation or reward that is not finite or too large and for an action mask that forbids everything.
     """
 
     num_envs: int
@@ -153,6 +154,7 @@ class VectorEnv:
     kind_of_agent: list[int]  # [A]
     kinds: list[AgentKind]
     name: str
+    max_reward = LARGEST  # in absolute value
     seeds: Sequence[int] = ()  # of the last reset, [N]
     num_steps = 0
 
@@ -188,8 +190,10 @@ class VectorEnv:
         """Free what the environments hold."""
 
     def _checked(self, step: Step) -> Step:
-        if fault := out_of_range("reward", step.rewards, -FLOAT32_MAX, FLOAT32_MAX):
-            self._fail(*fault)
+        if fault := out_of_range("reward", step.rewards, -self.max_reward, self.max_reward):
+            agent, what = fault
+            cure = "; use --reward_clip, or a smaller --reward_scale" if np.isfinite(step.rewards[agent]) else ""
+            self._fail(agent, what + cure)
         for kind, obs in zip(self.kinds, step.obs, strict=True):
             if fault := kind.find_fault(obs):
                 self._fail(kind.index[fault[0]], fault[1])

@@ -103,6 +103,26 @@ class InfiniteReward(Steady):
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
+class HugeReward(Steady):
+    def reward(self) -> float:
+        return 1e30 if self.fails_in(FAILING_STEP) else 1.0
+
+
+class HugeObservation(Steady):
+    def observe(self) -> np.ndarray:
+        return np.full(2, -1e30, np.float32) if self.fails_in(FAILING_STEP) else super().observe()
+
+
+class LargeReward(Steady):
+    def reward(self) -> float:
+        return 9e11 if self.num_calls % 3 else -9e11
+
+
+class LargeObservation(Steady):
+    def observe(self) -> np.ndarray:
+        return np.full(2, 9e11 if self.num_calls % 3 else -9e11, np.float32)
+
+
 class StepRaises(Steady):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         result = super().step(action)

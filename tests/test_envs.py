@@ -3,7 +3,7 @@
 import copy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ale_py.vector_env
 import gymnasium as gym
@@ -302,6 +302,21 @@ def test_box_actions_reach_the_environment_scaled() -> None:
     assert [single.unwrapped.last_u for single in env._env.envs] == [2.0, -2.0]
 
 
+@pytest.mark.parametrize("far", [np.finfo(np.float32).max, 2e38, 1.7e38, 1e6])
+@pytest.mark.filterwarnings("error")
+def test_actions_of_a_huge_box_are_finite(register: Any, far: float) -> None:
+    """A range that float32 cannot hold is none: the number itself is the action."""
+    box = spaces.Box(np.float32(-far), np.float32(far), (2,), np.float32)
+    env = make(register(TinyEnv, obs_space=spaces.Box(-1, 1, (2,)), action_space=box), 3)
+    env.reset(0)
+    env.step([np.array([[0.5, -0.5], [-1, 1], [7, 0]], np.float32)])
+    taken = np.stack([single.unwrapped.action for single in env._env.envs])
+    expected = [[0.5, -0.5], [-1, 1], [7, 0]]
+    if far < 1.8e38:
+        expected = np.clip(np.array(expected), -1, 1) * far
+    np.testing.assert_allclose(taken, expected, rtol=1e-6)
+
+
 def test_discrete_actions_are_shifted_to_the_spaces_start(register: Any) -> None:
     env = make(register(TinyEnv, obs_space=spaces.Box(-1, 1, (2,)), action_space=spaces.Discrete(3, start=5)))
     env.reset(0)
@@ -333,6 +348,36 @@ def test_objectives_are_floats_whatever_the_first_environment_tells(register: An
     env = make(register(Telling), 5)
     env.reset(0)
     np.testing.assert_array_equal(env.step(rows(0, 0, 0, 0, 0)).objectives, [1, 0.4, 0.25, 0.75, np.nan])
+
+
+class RequiresRenderMode(TinyEnv):
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode: str | None) -> None:
+        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+        self.render_mode = render_mode
+
+
+def make_requiring(render_mode: str | None) -> RequiresRenderMode:
+    return RequiresRenderMode(render_mode)
+
+
+@pytest.mark.parametrize("entry_point", [RequiresRenderMode, make_requiring])
+def test_environment_may_require_a_render_mode(register: Any, entry_point: Any) -> None:
+    env_id = register(entry_point)
+    assert make(env_id).reset(0).obs[0]["obs"].shape == (2, 2)
+    assert make("test_envs:make_requiring").reset(0).obs[0]["obs"].shape == (2, 2)
+    shown = make_vector_env(make_cfg(env_id), 1, render_mode="rgb_array")
+    assert shown._env.envs[0].unwrapped.render_mode == "rgb_array"
+
+
+class RequiresMore(TinyEnv):
+    def __init__(self, size: int, render_mode: str | None = None) -> None: ...
+
+
+def test_another_missing_argument_is_named(register: Any) -> None:
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'size'"):
+        make(register(RequiresMore))
 
 
 def test_environment_needs_no_render_mode(register: Any) -> None:

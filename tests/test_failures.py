@@ -60,6 +60,8 @@ def command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Calla
     ("NanAfterReset", FAILING_RESET, "observation 'obs' is not finite: [nan nan]"),
     ("NanReward", FAILING_STEP, "reward is not finite: nan"),
     ("InfiniteReward", FAILING_STEP, "reward is not finite: -inf"),
+    ("HugeReward", FAILING_STEP, "reward is out of range: 1e+30; use --reward_clip, or a smaller --reward_scale"),
+    ("HugeObservation", FAILING_STEP, "observation 'obs' is out of range: [-1.e+30 -1.e+30]"),
     ("StepRaises", FAILING_STEP, "step() raised ValueError: the wheel came off"),
     ("ResetRaises", FAILING_RESET, "reset() raised KeyError: 'no more levels'"),
     ("NothingAllowed", FAILING_STEP, "the action mask forbids every action"),
@@ -71,6 +73,21 @@ def test_failure_names_the_environment_its_seed_and_the_step(tmp_path: Path, nam
         appo.train()
     assert str(failure.value) == f"failing_envs:{name}, seed {FAILING_SEED}, step {step}: {what}"
     assert str(failure.value) in (appo.cfg.run_dir / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("settings", [{"reward_clip": 1.0}, {"reward_scale": 1e-20}])
+def test_a_huge_reward_can_be_clipped_or_scaled(tmp_path: Path, settings: dict[str, float]) -> None:
+    with APPO("failing_envs:HugeReward", train_dir=str(tmp_path), serial_mode=True, **SMALL | settings) as appo:
+        appo.train(500)
+        assert all(tensor.isfinite().all() for tensor in appo.learners[0].model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["LargeReward", "LargeObservation"])
+def test_large_numbers_are_learned_from(tmp_path: Path, name: str) -> None:
+    """Nothing overflows just below what is refused."""
+    with APPO(f"failing_envs:{name}", train_dir=str(tmp_path), serial_mode=True, gamma=0.9999, **SMALL) as appo:
+        appo.train(500)
+        assert all(tensor.isfinite().all() for tensor in appo.learners[0].model.state_dict().values())
 
 
 @pytest.mark.parametrize("action_mask", [True, False])

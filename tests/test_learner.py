@@ -15,6 +15,7 @@ from one_policy import CPU, make_buffers
 from torch import Tensor
 
 import checkpoint
+from appo import estimate_memory
 from config import Config
 from learner import (
     Batch,
@@ -26,10 +27,12 @@ from learner import (
     masked_std,
     normalize_advantages,
     ppo_policy_loss,
+    steps_per_pass,
 )
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
-from shared_buffers import CURRENT, SLOTS, SPLIT, STOP
+from shared_buffers import CURRENT, SLOTS, SPLIT, STOP, num_bytes, trajectory_specs
+from vector_env import EnvInfo
 from vtrace import gae, vtrace
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
@@ -674,6 +677,57 @@ def test_a_restored_learner_takes_the_identical_next_step(lr_schedule: str, tmp_
     assert_same(*stats)
     assert_same(rig.learner.model.state_dict(), restored.learner.model.state_dict())
     assert restored.learner.sgd_steps == 5
+
+
+def test_settings_of_the_optimizer_may_change_on_resume(tmp_path: Path) -> None:
+    """The oracle is Adam made anew with the new settings and the old moments."""
+    rig, path = Rig(), tmp_path / "checkpoint.pt"
+    rig.learner.train(rig.batch())
+    checkpoint.save_checkpoint(rig.learner.state_dict(), path)
+    restored = Rig(resume_from=path, adam_eps=0.01, adam_beta1=0.5, adam_beta2=0.7, learning_rate=0.02)
+    expected = copy.deepcopy(restored.learner.model)
+    optimizer = torch.optim.Adam(expected.parameters(), 0.02, (0.5, 0.7), 0.01)
+    moments = {key: dict(value) for key, value in rig.learner.optimizer.state_dict()["state"].items()}
+    optimizer.state.update({parameter: moments[i] for i, parameter in enumerate(expected.parameters())})
+    data = rig.minibatch(3)
+    restored.learner.sgd_step(clone(data))
+    for ours, theirs in zip(restored.learner.model.parameters(), expected.parameters(), strict=True):
+        theirs.grad = ours.grad
+    optimizer.step()
+    for ours, theirs in zip(restored.learner.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("lr_schedule", "expected"), [
+    ("constant", 0.02), ("linear_decay", 0.015), ("kl_adaptive", 0.02)])
+def test_the_learning_rate_may_change_on_resume(tmp_path: Path, lr_schedule: str, expected: float) -> None:
+    settings = {"lr_schedule": lr_schedule, "train_for_env_steps": 200}
+    rig, path = Rig(**settings), tmp_path / "checkpoint.pt"
+    rig.learner.train(rig.batch())
+    rig.buffers.env_steps[0] = 50  # a quarter of the run
+    checkpoint.save_checkpoint(rig.learner.state_dict(), path)
+    assert Rig(resume_from=path, learning_rate=0.02, **settings).learner.learning_rate == expected
+
+
+def test_large_one_hot_vectors_are_made_in_parts_and_estimated() -> None:
+    """20,000 options, 1,000 samples at once: 100 MB of uint8 and float32; at most 64 MB may exist."""
+    space = {"obs": spaces.Discrete(20_000)}
+    assert steps_per_pass(space) == 640
+    assert steps_per_pass({"obs": spaces.Discrete(10**9)}) == 1
+    assert steps_per_pass({"obs": spaces.MultiDiscrete([10_000, 10_000])}) == 640
+    model = make_model(Config(encoder_mlp_layers=(8,)), space, DISCRETE)
+    info = EnvInfo(["agent"], [0], [(space, DISCRETE)], None)
+
+    def estimate(num_envs: int, batch_size: int) -> int:
+        cfg = Config(env="test", num_workers=1, num_envs_per_worker=num_envs, batch_size=batch_size, rollout=8,
+                     encoder_mlp_layers=(8,), worker_num_splits=1)
+        specs = trajectory_specs(cfg, space, DISCRETE, 0)
+        return estimate_memory(cfg, info, [0], [model], [CPU]) - num_bytes(specs, num_envs + 2 * batch_size // 8)
+
+    one = 20_000 * 5
+    assert estimate(9, 64) - estimate(8, 64) == one, "each environment acts"
+    assert estimate(8, 72) - estimate(8, 64) == 8 * one, "a minibatch is learned from"
+    assert estimate(8, 8000) - estimate(8, 640) == 0, "in parts of 640"
 
 
 # ---- publishing and slots ----------------------------------------------------------------------------------------

@@ -128,12 +128,14 @@ class APPO:
                 if state is not None:
                     self.buffers.env_steps[0] = max(int(self.buffers.env_steps[0]), state["env_steps"])
                     self.buffers.policy_steps[0, policy] = state.get("policy_steps", state["env_steps"])
+                    self.buffers.best_score[policy] = checkpoint.best_score(cfg.run_dir, policy)
                     self.restore_weights(policy, model, state)
             saved = [state.get("population", {}) if state else {} for state in states]
             self.population = Population(cfg, self.buffers, saved) if cfg.with_pbt else None
             self._start(context, paths)
             self.records = Records(cfg, resumed_at=self.env_steps if resumed else None,
-                                   sgd_steps=[state["sgd_steps"] if state else 0 for state in states])
+                                   sgd_steps=[state["sgd_steps"] if state else 0 for state in states],
+                                   best_score=self.buffers.best_score)
             self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start")
         except BaseException:
             self._kill()
@@ -192,11 +194,11 @@ class APPO:
             self.trained_until = time.perf_counter_ns()
             self._send_all(self.buffers.inboxes, (PAUSE, 0))
             self.records.end(self.env_steps)
-            self._request_evaluation()
-            while self.evaluating and not should_stop():
+            for policy, kind in self.records.find_best(at_end=True):
+                self._request_save(policy, kind)
+            while self._evaluates_at_end() and not should_stop():
                 self._advance()
                 self._check_progress(sampling=False)
-                self._request_evaluation()  # the one that fell due meanwhile
         except BaseException as error:
             self._kill()
             self.records.log_failure(error)
@@ -460,6 +462,16 @@ class APPO:
             self.moved.pop("evaluator", None)  # it was idle until now
             self.next_evaluation = (self.env_steps // period + 1) * period
             self.buffers.evaluations.put((EVALUATE, 0))
+
+    def _evaluates_at_end(self) -> bool:
+        """Score the weights with which the training ends, unless it was done; tell whether that is under way."""
+        if not self.cfg.eval_every_env_steps:
+            return False
+        scored = [policy.last_evaluation.get("eval_sgd_steps") for policy in self.records.policies]
+        if not self.evaluating and scored != self.versions:
+            self.next_evaluation = self.env_steps
+            self._request_evaluation()
+        return self.evaluating
 
     def _send_all(self, queues: list[Any], message: tuple[int, int]) -> None:
         for destination in queues:

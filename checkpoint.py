@@ -1,11 +1,12 @@
 """Checkpoints: written atomically, loaded without executing pickled code, found and pruned by name.
 
 A checkpoint is one file of plain numbers, tensors and dicts. Its name carries its age,
-`checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt`, `milestone_...pt`,
-the opponents for self-play, `snapshot_...pt`, and `donor.pt`, which another policy copies. Used by `learner.py`
-(writes), `appo.py` (resume) and `evaluate.py` (reads).
+`checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt` with its score (from
+the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, and `donor.pt`,
+which another policy copies. Used by `learner.py` and `evaluator.py` (write), `appo.py` (resume) and `evaluate.py`.
 """
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 
 from config import UserError
 
-DONOR = "donor.pt"
+BEST, DONOR = "best.pt", "donor.pt"
 
 
 def policy_dir(run_dir: Path, policy: int = 0) -> Path:
@@ -56,10 +57,19 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint. Raises `UserError` when the file is damaged or is no checkpoint."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        assert {"model", "optimizer", "sgd_steps", "env_steps"} <= state.keys()
+        assert {"model", "sgd_steps", "env_steps"} <= state.keys()
     except Exception as error:  # torch raises whatever the damaged bytes lead to
         raise UserError(f"checkpoint {path} is damaged; move it away to continue from the one before") from error
     return state
+
+
+def best_score(run_dir: Path, policy: int = 0) -> float:
+    """Return the score of a policy's best checkpoint; -inf when there is none that can be read."""
+    path = policy_dir(run_dir, policy) / BEST
+    try:
+        return float(load_checkpoint(path)["score"]) if path.exists() else -math.inf
+    except (UserError, KeyError):
+        return -math.inf
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], path: Path) -> None:

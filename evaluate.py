@@ -86,10 +86,13 @@ def find_policy(cfg: Config, which: str, policy: int) -> Path:
     return path
 
 
-def best_policy(cfg: Config) -> int:
-    """Choose the policy with the best score: the mean true objective, where there is one, or else the mean return."""
+def best_policy(cfg: Config, which: str) -> int:
+    """Choose the policy with the best score, that of best.pt if this is to be played, or else the latest.
+
+    The score is the mean true objective, where there is one, or else return.
+    """
     summary = read_summary(cfg.run_dir)
-    for name in ("true_objective", "best_return", "mean_return"):
+    for name in (*(("best_score",) if which == "best" else ()), "true_objective", "mean_return"):
         scores = [-np.inf if score is None else score for score in summary.get(name, [])]
         if len(scores) == cfg.num_policies and max(scores) > -np.inf:
             return int(np.argmax(scores))
@@ -97,15 +100,16 @@ def best_policy(cfg: Config) -> int:
 
 
 def load_model(cfg: Config, path: Path, env: VectorEnv, kind: int,
-               policy: int) -> tuple[torch.nn.Module, torch.dtype, int]:
-    """Make the model of a checkpoint for the agents of a kind; tell its arithmetic and the env_steps it has learned."""
+               policy: int) -> tuple[torch.nn.Module, torch.dtype, str]:
+    """Make the model of a checkpoint for the agents of a kind; tell its arithmetic, and its age and score in words."""
     device = choose_device(cfg.device, policy)
     obs_space, action_space = env.kinds[kind].obs_space, env.kinds[kind].action_space
     model = make_model(cfg, obs_space, action_space)
     state = checkpoint.load_checkpoint(path)
     checkpoint.load_weights(model, state, path)
     dtype = body_dtype(cfg, device, obs_space)
-    return model.to(device).body_to(dtype).eval(), dtype, state["env_steps"]
+    score = f", score {state['score']:.2f}" if "score" in state else ""
+    return model.to(device).body_to(dtype).eval(), dtype, f"{state['env_steps']:,} env_steps{score}"
 
 
 def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[Player | RandomPlayer]:
@@ -114,14 +118,14 @@ def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[
         print("playing at random")
         return [RandomPlayer(env, kind.index) for kind in env.kinds]
     kinds = assign_kinds(cfg, describe(env))
-    policy = args.policy if args.policy >= 0 else best_policy(cfg)
+    policy = args.policy if args.policy >= 0 else best_policy(cfg, args.checkpoint)
     players = []
     for number, kind in enumerate(env.kinds):
         plays = policy if kinds[policy] == number else kinds.index(number)
         is_file = args.checkpoint not in ("best", "latest")  # of the policy asked for
         path = find_policy(cfg, "best" if is_file and plays != policy else args.checkpoint, plays)
-        model, dtype, env_steps = load_model(cfg, path, env, number, plays)
-        print(f"playing {path} ({env_steps:,} env_steps)")
+        model, dtype, age = load_model(cfg, path, env, number, plays)
+        print(f"playing {path} ({age})")
         players.append(Player(model, dtype, env, kind.index, deterministic=args.deterministic))
     return players
 

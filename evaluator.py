@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import checkpoint
 from config import Config
 from distributions import ActionDistribution, forbid
 from envs import make_vector_env
@@ -78,6 +79,7 @@ class Episode(NamedTuple):
     env: int
     returns: np.ndarray  # [A] true returns
     lengths: np.ndarray  # [A] decisions
+    objectives: np.ndarray  # [A] true objectives, nan where the environment tells none
 
 
 def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes: int, seed: int,
@@ -91,6 +93,7 @@ def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes:
     on_step(env)
     shape = (env.num_envs, len(env.agents))
     returns, lengths, alive = np.zeros(shape), np.zeros(shape, np.int64), np.ones(shape, bool)
+    objectives = np.full(shape, np.nan)
     fresh = np.ones(shape, bool)  # not acted yet in this episode
     left = num_episodes // env.num_envs + (np.arange(env.num_envs) < num_episodes % env.num_envs)
     while left.any():
@@ -102,6 +105,7 @@ def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes:
         step = env.step(actions)
         on_step(env)
         over = (step.terminated | step.truncated).reshape(shape)
+        objectives = np.where(over, step.objectives.reshape(shape), objectives)
         returns += step.rewards.reshape(shape)
         lengths += acted
         running, alive = alive.any(1), alive & ~over
@@ -110,8 +114,8 @@ def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes:
             alive[i] = False
             if left[i]:
                 left[i] -= 1
-                yield Episode(int(i), returns[i].copy(), lengths[i].copy())
-        returns[step.begins], lengths[step.begins] = 0.0, 0
+                yield Episode(int(i), returns[i].copy(), lengths[i].copy(), objectives[i].copy())
+        returns[step.begins], lengths[step.begins], objectives[step.begins] = 0.0, 0, np.nan
         alive[step.begins] = fresh[step.begins] = True
 
 
@@ -126,7 +130,11 @@ class Evaluator:
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, devices: Sequence[torch.device],
                  report: Callable[[tuple], None]) -> None:
-        """Make the environments; report(("evaluated", policy, {name: number})) is called after each evaluation."""
+        """Make the environments.
+
+        report(("evaluated", policy, {name: number})) is called after each evaluation, and then report(("best", policy))
+        when its weights were saved as the best.
+        """
         self.cfg, self.buffers, self.report = cfg, buffers, report
         self.env = make_vector_env(cfg, min(cfg.eval_episodes, MAX_ENVS))
         gpus = [device for device in devices if device.type == "cuda"]
@@ -155,26 +163,43 @@ class Evaluator:
             return
 
     def evaluate(self, policy: int) -> None:
-        """Let a policy play all agents of its kind, and the first policy of each other kind those."""
+        """Let a policy play all agents of its kind, and the first policy of each other kind those; save the best.
+
+        While it plays the learner goes on, so it is the evaluator that saves: the very weights that have the score.
+        """
         env_steps = int(self.buffers.env_steps.sum())
+        weights, version = self.buffers.policies[policy].weights.copy_newest(self.models[policy][0])
         kinds = self.buffers.kind_of_policy
         own_kind, seed = kinds[policy], self.cfg.seed
         with self.fork_rng():  # in serial mode training must draw the same numbers as without
             torch.manual_seed(derive_seed(seed, EVALUATION, part=1))
-            players, sgd_steps = [], 0
+            players = []
             for kind_number, kind in enumerate(self.env.kinds):
                 number = policy if kind_number == own_kind else kinds.index(kind_number)
                 model, dtype = self.models[number]
-                version = self.buffers.policies[number].weights.refresh(model)
-                sgd_steps = version if number == policy else sgd_steps
+                if number == policy:
+                    model.load_state_dict(weights)
+                else:
+                    self.buffers.policies[number].weights.refresh(model)
                 players.append(Player(model, dtype, self.env, kind.index, deterministic=self.cfg.eval_deterministic))
             episodes = list(play(self.env, players, self.cfg.eval_episodes, seed, self._go_on))
         own = np.array(self.env.kind_of_agent) == own_kind
         returns = np.array([episode.returns[own].mean() for episode in episodes])
-        self.report(("evaluated", policy, {
+        objectives = np.concatenate([episode.objectives[own] for episode in episodes])
+        objectives = objectives[~np.isnan(objectives)]
+        result = {
             "eval_return": float(returns.mean()), "eval_return_std": float(returns.std()),
             "eval_length": float(np.mean([episode.lengths[own].mean() for episode in episodes])),
-            "eval_env_steps": env_steps, "eval_sgd_steps": sgd_steps}))
+            "eval_env_steps": env_steps, "eval_sgd_steps": version}
+        if len(objectives):
+            result["eval_true_objective"] = float(objectives.mean())
+        self.report(("evaluated", policy, result))
+        score = result.get("eval_true_objective", result["eval_return"])
+        if score >= self.buffers.best_score[policy]:  # of equal ones the one that has learned longer
+            self.buffers.best_score[policy] = score
+            state = {"model": weights, "sgd_steps": version, "env_steps": env_steps, "score": score}
+            checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
+            self.report(("best", policy))
 
     def _go_on(self, env: VectorEnv) -> None:
         self.buffers.evaluation_steps += 1

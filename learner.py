@@ -16,6 +16,7 @@ import itertools
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,8 +83,8 @@ class Learner:
                  report: Callable[[tuple], None], resume_from: Path | None = None) -> None:
         """Begin with the published weights and, when resuming, the rest of a checkpoint.
 
-        report(("trained", policy, {name: number})) is called after each dataset, report(("saved", policy, kind, name))
-        after each file.
+        report(("trained", policy, {name: number})) is called after each dataset, report(("saved", policy, kind, name,
+        seconds)) after each file.
         """
         self.cfg, self.buffers, self.policy, self.device, self.report = cfg, buffers, policy, device, report
         self.shared, self.trajectories = buffers.policies[policy], buffers.trajectories_of(policy)
@@ -156,13 +157,16 @@ class Learner:
 
         These are the best one and, for population-based training, the one that another policy is to copy.
         """
+        started = time.monotonic()
         state = self.state_dict()
+        if kind == SAVE_BEST:
+            state["score"] = float(self.buffers.best_score[self.policy])
         prefix = "milestone" if kind == SAVE_MILESTONE else "checkpoint"
         name = checkpoint.checkpoint_name(prefix, state["sgd_steps"], state["env_steps"])
-        path = self.folder / {SAVE_BEST: "best.pt", SAVE_DONOR: checkpoint.DONOR}.get(kind, name)
+        path = self.folder / {SAVE_BEST: checkpoint.BEST, SAVE_DONOR: checkpoint.DONOR}.get(kind, name)
         checkpoint.save_checkpoint(state, path)
         checkpoint.prune_checkpoints(self.folder, self.cfg.keep_checkpoints)
-        self.report(("saved", self.policy, kind, path.name))
+        self.report(("saved", self.policy, kind, path.name, time.monotonic() - started))
 
     # ---- population ----------------------------------------------------------------------------------------------
 

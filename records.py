@@ -26,7 +26,9 @@ from config import Config, write_atomically
 from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC
 
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
-BEST_EVERY_SEC = 20.0  # a new best mean return is saved at most this often
+MIN_BEST_SEC = 1.0  # a new best mean return is saved at most this often, and takes at most
+BEST_SHARE = 0.02  # of the learner's time
+BEST_LINE_SEC = 20.0  # and is told at most this often
 MEMORY_EVERY_SEC = 20.0  # reports in between repeat the last figure
 
 
@@ -37,9 +39,6 @@ class PolicyRecords:
                  resumed_at: int | None) -> None:
         """Begin; min_episodes: that must have finished before the policy is ranked."""
         self.min_episodes = min_episodes
-        # of the true objective where there is one: shaped returns cannot be compared when the shaping changes
-        best = _entry(earlier, "best_return", policy)
-        self.best_return: float = -math.inf if best is None else best
         self.returns: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
         self.lengths: collections.deque[int] = collections.deque(maxlen=RETURN_WINDOW)
         self.objectives: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
@@ -50,7 +49,8 @@ class PolicyRecords:
         self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
         self.evaluation: dict[str, float] = {}  # the one since the last row, if any
         self.last_evaluation: dict[str, float] = _entry(earlier, "evaluation", policy) or {}
-        self.last_best = -math.inf  # when the best checkpoint was saved
+        self.last_best = self.last_best_line = -math.inf  # when the best checkpoint was saved, when a line said so
+        self.best_every_sec = MIN_BEST_SEC
         self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  slow to import; the children start meanwhile
 
@@ -114,8 +114,15 @@ class PolicyRecords:
 class Records:
     """Counts, averages and writes what a run reports. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, *, resumed_at: int | None, sgd_steps: list[int]) -> None:
-        """Open the files. resumed_at: the env_steps of the resumed checkpoint; sgd_steps: of each policy so far."""
+    def __init__(self, cfg: Config, *, resumed_at: int | None, sgd_steps: list[int], best_score: Any) -> None:
+        """Open the files.
+
+        Args:
+            resumed_at: the env_steps of the resumed checkpoint; None: a new run.
+            sgd_steps: of each policy so far.
+            best_score: of each policy, `SharedBuffers.best_score`.
+        """
+        self.best_score = best_score
         self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed_at is not None
         self.last_row = time.monotonic()
         earlier = read_summary(self.run_dir) if self.resumed else {}
@@ -161,7 +168,8 @@ class Records:
         """Take one report of a component.
 
         ("episodes", [(policy, return, length, objective), ...]), ("matches", [(policy, result), ...]),
-        ("trained", policy, {...}), ("evaluated", policy, {...}) or ("saved", policy, kind, name).
+        ("trained", policy, {...}), ("evaluated", policy, {...}), ("best", policy) or
+        ("saved", policy, kind, name, seconds).
         """
         if kind == "episodes":
             for policy, *episode in content[0]:
@@ -178,9 +186,19 @@ class Records:
             policy.evaluation = policy.last_evaluation = content[1]
             self.log(f"evaluation{self._of(content[0])} at " + "env_steps={eval_env_steps:,}: return {eval_return:.2f} "
                      "+- {eval_return_std:.2f}, length {eval_length:.1f}".format(**content[1]))
-        elif kind == "saved" and content[1] in (SAVE_BEST, SAVE_MILESTONE):
-            self.log(f"saved {content[2]}{self._of(content[0])} at env_steps={env_steps:,}, mean return "
-                     f"{self.policies[content[0]].mean_return:.2f}")
+        elif kind == "best":
+            self._tell_best(content[0])
+        elif kind == "saved" and content[1] == SAVE_MILESTONE:
+            self.log(f"saved {content[2]}{self._of(content[0])} at env_steps={env_steps:,}")
+        elif kind == "saved" and content[1] == SAVE_BEST:
+            policy = self.policies[content[0]]
+            policy.best_every_sec = max(MIN_BEST_SEC, content[3] / BEST_SHARE)
+            if time.monotonic() - policy.last_best_line >= BEST_LINE_SEC:
+                policy.last_best_line = time.monotonic()
+                self._tell_best(content[0])
+
+    def _tell_best(self, policy: int) -> None:
+        self.log(f"saved best.pt{self._of(policy)}, score {float(self.best_score[policy]):.2f}")
 
     def add_population(self, decisions: list[Any], numbers: list[dict[str, float]], env_steps: int) -> None:
         """Record the settings of all policies, and in words what population-based training has decided."""
@@ -254,21 +272,31 @@ class Records:
         if self.first_step_sec is None and sgd_steps > self.sgd_steps_before:
             self.first_step_sec = time.time() - psutil.Process().create_time()
             self.log(f"first SGD step {self.first_step_sec:.1f} s after the start")
+        saves = self.find_best()
         elapsed = now - self.last_row
         trained = any(policy.training for policy in self.policies)
         due = trained if self.cfg.serial_mode else elapsed >= self.cfg.report_interval_sec
         if not due:
-            return []
+            return saves
         self._write_row(env_steps)
         kinds = [kind for kind, every_sec in ((SAVE_PERIODIC, self.cfg.save_every_sec),
                                               (SAVE_MILESTONE, self.cfg.save_milestones_sec))
                  if now - self.last_saved[kind] >= every_sec]
         self.last_saved |= dict.fromkeys(kinds, now)
-        saves = [(number, kind) for number in range(len(self.policies)) for kind in kinds]
-        for number, policy in enumerate(self.policies):
-            full = len(policy.returns) == RETURN_WINDOW
-            if full and policy.objective > policy.best_return and now - policy.last_best >= BEST_EVERY_SEC:
-                policy.best_return, policy.last_best = policy.objective, now
+        return saves + [(number, kind) for number in range(len(self.policies)) for kind in kinds]
+
+    def find_best(self, *, at_end: bool = False) -> list[tuple[int, int]]:
+        """Return the policies that have never scored so high, as (policy, SAVE_BEST).
+
+        The score is the mean true objective of a full window of episodes, or else return; where there are evaluations
+        theirs counts instead, and the evaluator saves. At the end it does not matter when the last one was saved.
+        """
+        saves, now = [], time.monotonic()
+        for number, policy in enumerate(self.policies if not self.cfg.eval_every_env_steps else ()):
+            full = len(policy.objectives) == RETURN_WINDOW
+            rested = at_end or now - policy.last_best >= policy.best_every_sec
+            if full and rested and policy.objective > self.best_score[number]:
+                self.best_score[number], policy.last_best = policy.objective, now
                 saves.append((number, SAVE_BEST))
         return saves
 
@@ -326,8 +354,7 @@ class Records:
             "fps": (self.steps_trained + running) * self.cfg.env_frameskip / max(seconds, 1e-9),
             "num_episodes": self.num_episodes,
             "mean_return": [policy.mean_return if policy.returns else None for policy in self.policies],
-            "best_return": [policy.best_return if math.isfinite(policy.best_return) else None
-                            for policy in self.policies],
+            "best_score": [score if math.isfinite(score) else None for score in self.best_score.tolist()],
             "true_objective": [policy.objective if policy.has_objective else None for policy in self.policies],
             "win_rate_vs_past": [policy.win_rate for policy in self.policies],
             "evaluation": [policy.last_evaluation or None for policy in self.policies],
@@ -381,7 +408,8 @@ class Records:
             self._write_summary(env_steps)
         means = [f"{policy.mean_return:.2f}" if policy.returns else "none" for policy in self.policies]
         mean = ", ".join(means)
-        self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, mean return {mean}, "
+        best = ", ".join(f"{score:.2f}" if math.isfinite(score) else "none" for score in self.best_score.tolist())
+        self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, mean return {mean}, best score {best}, "
                  f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
         self.close_files()
 
@@ -418,7 +446,7 @@ TENSORBOARD_GROUP = {
     "mean_return": "episode", "true_objective": "episode", "win_rate_vs_past": "episode", "mean_length": "episode",
     "num_episodes": "episode",
     "eval_return": "eval", "eval_return_std": "eval", "eval_length": "eval", "eval_env_steps": "eval",
-    "eval_sgd_steps": "eval",
+    "eval_sgd_steps": "eval", "eval_true_objective": "eval",
     "fps": "speed", "wall_sec": "speed", "memory_mb": "speed", "env_steps": "speed", "env_frames": "speed",
     "policy_lag_mean": "lag", "policy_lag_max": "lag", "valid_fraction": "lag",
 }

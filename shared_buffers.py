@@ -31,6 +31,7 @@ steps so far; beside it lie the frozen snapshots for self-play. Read next: `roll
 """
 
 import copy
+import math
 import os
 import queue
 from typing import Any, NamedTuple
@@ -167,15 +168,31 @@ class SharedWeights:
         """Copy the newest weights, or a snapshot, into a model (of any dtype), return their version."""
         row = snapshot + 1
         with self._lock:
-            parts = self._flat[row].split([tensor.numel() for tensor in model.state_dict().values()])
-            for part, tensor in zip(parts, model.state_dict().values(), strict=True):
-                tensor.copy_(part.view_as(tensor))
+            state = model.state_dict()
+            for name, part in unflatten(self._flat[row], state).items():
+                state[name].copy_(part)
             self._finish_copies()
             return int(self.versions[row])
+
+    @torch.no_grad()
+    def copy_newest(self, model: nn.Module) -> tuple[dict[str, Tensor], int]:
+        """Return a copy of the newest weights, {name: float32} on the CPU, and their version.
+
+        model: one with the same parameters, of any dtype; it stays as it is.
+        """
+        with self._lock:
+            flat = self._flat[0].to("cpu", copy=True)
+            return unflatten(flat, model.state_dict()), int(self.versions[0])
 
     def _finish_copies(self) -> None:
         if self._flat.device.type == "cuda":  # copies on a GPU are only queued; the lock must cover their end
             torch.cuda.current_stream(self._flat.device).synchronize()
+
+
+def unflatten(flat: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parts of a vector that holds all tensors of a state dict, in their shapes, as views."""
+    parts = flat.split([tensor.numel() for tensor in state.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(state.items(), parts, strict=True)}
 
 
 class PolicyBuffers:
@@ -247,6 +264,7 @@ class SharedBuffers:
         self.env_steps = shared(cfg.num_workers)
         self.policy_steps = shared(cfg.num_workers, cfg.num_policies)  # decisions of the agents of each policy
         self.evaluation_steps = shared()  # a sign of life of the evaluator
+        self.best_score = shared(cfg.num_policies, dtype=torch.float64).fill_(-math.inf)  # that of best.pt
         # set once, by the supervisor: a learner leaves its dataset after at most one more SGD step
         self.stopping = shared(dtype=torch.bool)
         # population-based training: the settings of each policy, in the order of their names; its decisions at its last

@@ -689,7 +689,8 @@ def test_reports_after_the_checkpoint_and_broken_ones_are_cut_out(tmp_path: Path
 def make_records(tmp_path: Path, num_policies: int = 3, resumed: bool = False) -> Records:
     cfg = make_config({"env": "tiny", "train_dir": str(tmp_path), "num_policies": num_policies})
     cfg.run_dir.mkdir(exist_ok=True)
-    return Records(cfg, resumed_at=100 if resumed else None, sgd_steps=[9 * resumed] * num_policies)
+    return Records(cfg, resumed_at=100 if resumed else None, sgd_steps=[9 * resumed] * num_policies,
+                   best_score=torch.full((num_policies,), -math.inf))
 
 
 def test_returns_are_never_ranked_beside_objectives(tmp_path: Path) -> None:
@@ -887,7 +888,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_records_have_one_entry_for_each_policy(several: Path) -> None:
     summary = read_json(several / "summary.json")
     assert summary["mean_return"] == [pytest.approx(4.5)] * NUM_POLICIES
-    for name in ("best_return", "true_objective", "win_rate_vs_past", "evaluation"):
+    for name in ("best_score", "true_objective", "win_rate_vs_past", "evaluation"):
         assert len(summary[name]) == NUM_POLICIES, name
     rows = read_lines(several / "metrics.jsonl")
     assert rows

@@ -314,14 +314,14 @@ def test_random_actions_for_comparison(command: Callable[..., str], env: str) ->
 
 
 @pytest.mark.parametrize(("summary", "best"), [
-    ({"true_objective": [1.0, 2.0], "best_return": [9.0, 0.0], "mean_return": [9.0, 0.0]}, 1),
-    ({"true_objective": [-1.0, -2.0], "best_return": [0.0, 9.0], "mean_return": [0.0, 9.0]}, 0),
-    ({"true_objective": [None, -5.0], "best_return": [9.0, 0.0], "mean_return": [9.0, 0.0]}, 1),
-    ({"true_objective": [None, None], "best_return": [3.0, 4.0], "mean_return": [9.0, 0.0]}, 1),
-    ({"true_objective": [None, None], "best_return": [None, None], "mean_return": [-3.0, -4.0]}, 0),
+    ({"best_score": [1.0, 2.0], "true_objective": [2.0, 1.0], "mean_return": [9.0, 0.0]}, 1),
+    ({"best_score": [None, -5.0], "true_objective": [9.0, 0.0], "mean_return": [9.0, 0.0]}, 1),
+    ({"best_score": [None, None], "true_objective": [-1.0, -2.0], "mean_return": [0.0, 9.0]}, 0),
+    ({"best_score": [None, None], "true_objective": [None, -5.0], "mean_return": [9.0, 0.0]}, 1),
+    ({"best_score": [None, None], "true_objective": [None, None], "mean_return": [-3.0, -4.0]}, 0),
     ({"mean_return": [1.0, 2.0]}, 1), ({"mean_return": [None, None]}, 0), ({}, 0),
     ({"true_objective": [1.0, 2.0, 3.0], "mean_return": [2.0, 1.0]}, 0)])  # of another number of policies
-def test_the_best_policy_is_chosen_by_its_objective_or_else_its_return(
+def test_the_best_policy_is_chosen_by_its_best_score_or_else_its_objective_or_its_return(
         command: Callable[..., str], trained: Path, tmp_path: Path, summary: dict[str, Any], best: int) -> None:
     run_dir = Path(shutil.copytree(trained / "Payday", tmp_path / "Payday"))
     (run_dir / "summary.json").write_text(json.dumps(summary))

@@ -1,0 +1,183 @@
+"""best.pt is the best: by evaluation where there is one, else by the mean over full windows of episodes."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from test_population import assert_equal
+
+import evaluate
+import records
+from appo import APPO
+from checkpoint import BEST, find_checkpoint, load_checkpoint, policy_dir
+from records import RETURN_WINDOW, Records
+from shared_buffers import SharedWeights
+
+SMALL: dict[str, Any] = {
+    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
+    "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu", "serial_mode": True, "experiment": "run"}
+
+
+class RisesAndFalls(gym.Env):
+    """Episodes of one step. All environments together: the return rises to 1 in episode 600, and falls again."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    episodes: ClassVar[list[float]] = []  # the returns so far
+    has_objective = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        value = 1 - abs(len(self.episodes) - 600) / 600
+        self.episodes.append(value)
+        info = {"true_objective": value} if self.has_objective else {}
+        return np.zeros(1, np.float32), -value if self.has_objective else value, True, False, info
+
+
+class RisesAndFallsByObjective(RisesAndFalls):
+    """The return says the contrary."""
+
+    has_objective = True
+
+
+def best_of(train_dir: Path) -> dict[str, Any]:
+    return load_checkpoint(policy_dir(train_dir / "run") / BEST)
+
+
+def rows_of(train_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (train_dir / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def windows() -> list[float]:
+    """Return the mean of every full window of episodes."""
+    returns = np.array(RisesAndFalls.episodes)
+    return np.convolve(returns, np.full(RETURN_WINDOW, 1 / RETURN_WINDOW), "valid").tolist()
+
+
+# ---- by mean return --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", ["RisesAndFalls", "RisesAndFallsByObjective"])
+def test_the_best_full_window_is_saved_when_it_happens(env: str, tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the end, and in a shorter time than 20 seconds."""
+    monkeypatch.setattr(records, "MIN_BEST_SEC", 0.0)
+    monkeypatch.setattr(records, "BEST_SHARE", 1e9)
+    RisesAndFalls.episodes.clear()
+    with APPO(f"test_best:{env}", train_dir=str(tmp_path), **SMALL) as appo:
+        appo.train(1200)
+    best = best_of(tmp_path)
+    assert best["score"] == pytest.approx(max(windows()), abs=0.02), "a few episodes finish between two looks"
+    assert 600 < best["env_steps"] < 700
+    assert float(appo.buffers.best_score[0]) == best["score"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["best_score"] == [best["score"]]
+    assert f"best score {best['score']:.2f}" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_at_the_end_it_is_looked_at_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saving is rare here, and the return still rises."""
+    monkeypatch.setattr(records, "MIN_BEST_SEC", 1e9)
+    RisesAndFalls.episodes.clear()
+    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
+        appo.train(450)
+    assert best_of(tmp_path)["score"] == pytest.approx(windows()[-1], abs=0.01)
+    assert appo.records.policies[0].mean_return == pytest.approx(best_of(tmp_path)["score"])
+
+
+def test_without_a_full_window_there_is_no_best(tmp_path: Path) -> None:
+    RisesAndFalls.episodes.clear()
+    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
+        appo.train(80)
+    assert find_checkpoint(tmp_path / "run", "best") is None
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["best_score"] == [None]
+
+
+@pytest.mark.parametrize("damage", ["", "summary", "best"])
+def test_a_resumed_run_knows_the_score_of_the_file(tmp_path: Path, damage: str) -> None:
+    RisesAndFalls.episodes.clear()
+    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
+        appo.train(600)
+    before = best_of(tmp_path)["score"]
+    RisesAndFalls.episodes[:] = [0.0] * 50  # it is bad again, and does not become as good
+    if damage == "summary":
+        (tmp_path / "run" / "summary.json").unlink()
+    elif damage == "best":
+        (policy_dir(tmp_path / "run") / BEST).write_bytes(b"damaged")
+    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
+        appo.train(300)
+    after = best_of(tmp_path)["score"]
+    assert (0 < after < before) if damage == "best" else after == before
+
+
+def test_saving_the_best_takes_a_small_share_of_the_time(tmp_path: Path) -> None:
+    """The costlier a file, the rarer; in a run of its own seconds nothing is awaited."""
+    from config import make_config  # noqa: PLC0415
+
+    cfg = make_config({"env": "tiny", "train_dir": str(tmp_path)})
+    cfg.run_dir.mkdir()
+    own = Records(cfg, resumed_at=None, sgd_steps=[0], best_score=torch.full((1,), -np.inf))
+    own.add("saved", [0, 1, "best.pt", 0.5], 0)
+    assert own.policies[0].best_every_sec == pytest.approx(25)
+    own.add("saved", [0, 1, "best.pt", 0.001], 0)
+    assert own.policies[0].best_every_sec == 1
+    own.close_files()
+
+
+# ---- by evaluation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bfloat16", "encoder_mlp_layers": (8, 8)}])
+def test_the_weights_with_the_best_evaluation_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                        settings: dict[str, Any]) -> None:
+    """They are those that were scored, in float32, though the learner has gone on; of equal ones the last."""
+    published: dict[int, dict[str, torch.Tensor]] = {}
+    publish = SharedWeights.publish
+
+    def record(weights: SharedWeights, model: torch.nn.Module, version: int) -> None:
+        publish(weights, model, version)
+        published[version] = copy.deepcopy(dict(model.state_dict()))
+
+    monkeypatch.setattr(SharedWeights, "publish", record)
+    with APPO("CartPole-v1", train_dir=str(tmp_path), eval_every_env_steps=300, eval_episodes=5,
+              **SMALL | settings) as appo:
+        appo.train(3000)
+    rows = [row for row in rows_of(tmp_path) if "eval_return" in row]
+    assert rows[-1]["eval_sgd_steps"] == appo.versions[0], "the last weights were scored too"
+    top = max(row["eval_return"] for row in rows)
+    expected = [row for row in rows if row["eval_return"] == top][-1]
+    best = best_of(tmp_path)
+    assert (best["score"], best["sgd_steps"], best["env_steps"]) == (
+        top, expected["eval_sgd_steps"], expected["eval_env_steps"])
+    assert_equal(best["model"], published[best["sgd_steps"]])
+    assert len({row["eval_return"] for row in rows}) > 3
+
+
+def test_evaluations_score_the_true_objective(tmp_path: Path) -> None:
+    RisesAndFalls.episodes.clear()
+    with APPO("test_best:RisesAndFallsByObjective", train_dir=str(tmp_path), eval_every_env_steps=200, eval_episodes=4,
+              **SMALL) as appo:
+        appo.train(900)
+    rows = [row for row in rows_of(tmp_path) if "eval_return" in row]
+    assert all(row["eval_true_objective"] == pytest.approx(-row["eval_return"]) for row in rows)
+    top = max(row["eval_true_objective"] for row in rows)
+    assert best_of(tmp_path)["score"] == top > min(row["eval_true_objective"] for row in rows)
+    assert rows[-1]["eval_true_objective"] < top
+    assert float(appo.buffers.best_score[0]) == top
+
+
+def test_the_best_checkpoint_of_an_evaluation_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), eval_every_env_steps=300, eval_episodes=5, **SMALL) as appo:
+        appo.train(600)
+    capsys.readouterr()
+    assert evaluate.main(["--env=CartPole-v1", f"--train_dir={tmp_path}", "--experiment=run", "--episodes=2"]) == 0
+    best = best_of(tmp_path)
+    assert f"best.pt ({best['env_steps']:,} env_steps, score {best['score']:.2f})" in capsys.readouterr().out
+    assert appo.ended

@@ -85,6 +85,10 @@ class Config:
                                     "actions are computed")
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes")
     set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to one core, in turns (Linux)")
+    decorrelate_experience_max_seconds: float = option(
+        0.0, "sampler", "before training play at random for at most so many seconds, so that environments are at "
+        "different moments of their episodes; 0: off (not Atari and CartPole)")
+    decorrelate_envs_on_one_worker: bool = option(True, "sampler", "then also those of one worker among themselves")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory")
     env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)")
     env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)")
@@ -275,7 +279,8 @@ POSITIVE = (
 NON_NEGATIVE = (
     "seed", "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff", "kl_loss_coeff",
     "max_grad_norm", "max_policy_lag", "res_w", "res_h", "recurrence", "obs_scale", "eval_every_env_steps",
-    "pbt_start_mutation", "trace_sec", "pbt_replace_reward_gap", "pbt_replace_reward_gap_absolute")
+    "pbt_start_mutation", "trace_sec", "decorrelate_experience_max_seconds", "pbt_replace_reward_gap",
+    "pbt_replace_reward_gap_absolute")
 
 
 def _validate(c: Config) -> None:

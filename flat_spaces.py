@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
 
 from config import UserError
 
@@ -198,6 +199,26 @@ def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
     scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
     scaled = np.clip(np.where(bounded, scaled, actions), space.low, space.high)  # also against rounding
     return (np.rint(scaled) if np.issubdtype(space.dtype, np.integer) else scaled).astype(space.dtype)
+
+
+def random_action(space: spaces.Space, mask: Any, rng: np.random.Generator | None) -> Any:
+    """Draw one action: every choice that the mask allows alike (None: all), numbers from a standard Gaussian.
+
+    Without a generator it is the action of an agent that does not act, all zeros.
+    """
+    allowed = np.ones(mask_size(space), bool) if mask is None else flatten_mask(mask)
+    row = np.zeros((1, num_columns(space)), np.float32)
+    column = option = 0
+    for leaf in action_leaves(space).values() if rng is not None else ():
+        for n in num_options(leaf):
+            row[0, column] = rng.choice(np.flatnonzero(allowed[option : option + n]))
+            column, option = column + 1, option + n
+        if not num_options(leaf):
+            end = column + int(np.prod(leaf.shape))
+            row[0, column:end] = (rng.normal(size=end - column) if isinstance(leaf, spaces.Box) else
+                                  rng.integers(2, size=end - column))
+            column = end
+    return next(iter(iterate(batch_space(space, 1), unflatten_actions(space, row))))
 
 
 def flatten_mask(mask: Any) -> np.ndarray:

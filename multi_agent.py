@@ -16,7 +16,7 @@ Turn-based games (PettingZoo's AEC API) are converted by PettingZoo itself.
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -25,9 +25,18 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from config import UserError
-from flat_spaces import ACTION_MASK, flatten_mask
+from flat_spaces import ACTION_MASK, flatten_mask, random_action
 from seeding import consecutive
-from vector_env import TRUE_OBJECTIVE, AgentKind, EnvironmentFailure, Step, VectorEnv, naming_failures
+from vector_env import (
+    TRUE_OBJECTIVE,
+    AgentKind,
+    Ahead,
+    EnvironmentFailure,
+    Step,
+    VectorEnv,
+    naming_failures,
+    play_ahead,
+)
 
 PREFIX = "pettingzoo:"
 EXAMPLE = f"{PREFIX}mpe2.simple_spread_v3"
@@ -73,6 +82,12 @@ def _import_module(env_id: str, name: str) -> ModuleType:
     raise UserError(f"--env={env_id}: there is no module '{missing[1]}'; check the name")
 
 
+def acts(agent: Any, info: Mapping[str, Any], mask: Any, selected: Any) -> bool:
+    """Tell whether an agent that sees something acts; selected: whose turn it is (`agent_selection`)."""
+    on_turn = info.get("active_agent", agent) if selected is None else selected
+    return bool(info.get("is_active", True) and on_turn == agent and (mask is None or flatten_mask(mask).any()))
+
+
 def agent_selection(env: Any) -> Any:
     """Return whose turn it is in a turn-based game; None: the environment does not tell.
 
@@ -90,6 +105,8 @@ def is_parallel(env: Any) -> bool:
 
 class ParallelVectorEnv(VectorEnv):
     """N parallel environments, stepped one after another."""
+
+    plays_ahead = True
 
     def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False) -> None:
         self.name, self.num_envs = name, num_envs
@@ -119,9 +136,9 @@ class ParallelVectorEnv(VectorEnv):
         self._active = np.zeros(len(kinds), bool)
         self._obs: list[dict[str, np.ndarray]] = []  # the last observation of every agent, by kind
 
-    def reset(self, seed: int | Sequence[int]) -> Step:
+    def reset(self, seed: int | Sequence[int], ahead: Ahead | None = None) -> Step:
         self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
-        fresh = [self._reset(i, self.seeds[i]) for i in range(self.num_envs)]
+        fresh = [self._begin(i, ahead) for i in range(self.num_envs)]
         for kind_number, kind in enumerate(self.kinds):
             if not kind.has_mask and any(ACTION_MASK in (info or {}) for _, infos in fresh
                                          for agent, info in infos.items() if agent in self._number
@@ -154,6 +171,27 @@ class ParallelVectorEnv(VectorEnv):
                 results.append(env.step(chosen))
         return self._gather(results, begins)
 
+    def _begin(self, i: int, ahead: Ahead | None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Reset an environment with its seed, and play ahead in it: until the first agent leaves."""
+        if ahead is None:
+            return self._reset(i, self.seeds[i])
+        seeds, env = iter([self.seeds[i]]), self._envs[i]
+
+        def advance(shown: tuple[dict, dict]) -> tuple[tuple[dict, dict], bool]:
+            obs, infos = shown
+            actions, selected = {}, agent_selection(env)
+            for agent in getattr(env, "agents", None) or obs:
+                space, info = _space(env, "action_space", agent), infos.get(agent) or {}
+                in_obs = obs[agent].get(ACTION_MASK) if isinstance(obs.get(agent), dict) else None
+                mask = info.get(ACTION_MASK, in_obs)
+                rng = ahead.rng if agent in obs and acts(agent, info, mask, selected) else None
+                actions[agent] = random_action(space, mask, rng)
+            with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
+                obs, _, terminated, truncated, infos = env.step(actions)
+            return (obs, infos), any(terminated.values()) or any(truncated.values()) or not obs
+
+        return play_ahead(lambda: self._reset(i, next(seeds, None)), advance, ahead.shares[i], ahead.max_seconds)
+
     def _reset(self, i: int, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         with naming_failures(self.name, self.seeds[i], self.num_steps, "reset"):
             obs, infos = self._envs[i].reset(seed=seed)
@@ -180,9 +218,7 @@ class ParallelVectorEnv(VectorEnv):
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
                     mask = self._read_mask(self.kinds[kind_number], obs[agent], info)
-                    on_turn = info.get("active_agent", agent) if selected is None else selected
-                    acts = info.get("is_active", True) and (mask is None or flatten_mask(mask).any())
-                    active[m] = acts and on_turn == agent and not (terminated[m] or truncated[m])
+                    active[m] = acts(agent, info, mask, selected) and not (terminated[m] or truncated[m])
                     seen[kind_number].append((self._place[m], obs[agent], mask if active[m] else None))
             left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
             if not begins[i] and not getattr(self._envs[i], "agents", left):  # some just vanished with the episode

@@ -17,6 +17,7 @@ Invariant: a split is in exactly one place: in requests or their answers, being 
 slots, or for the end of a pause). Read next: `policy_worker.py`.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -32,9 +33,9 @@ from pbt import (
     flatten_shaping,
     unflatten_shaping,
 )
-from seeding import ENVIRONMENT, SAMPLER, derive_seed
+from seeding import AHEAD, ENVIRONMENT, SAMPLER, derive_seed
 from shared_buffers import CURRENT, IDLE, PAUSE, RESUME, SLOTS, SPLIT, STOP, SharedBuffers
-from vector_env import EnvironmentFailure, Step
+from vector_env import Ahead, EnvironmentFailure, Step
 
 NO_SLOT = -1
 Index = np.ndarray | slice
@@ -75,9 +76,23 @@ class Split:
         self.episode_return = np.zeros(M)
         self.episode_length = np.zeros(M, np.int64)  # decisions
         self.last_states = [np.zeros((M, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
-        self.latest: Step = self.env.reset([derive_seed(cfg.seed, ENVIRONMENT, buffers.start, index, i)
-                                            for i in range(cfg.envs_per_split)])
+        self.partial = np.zeros(M, bool)  # others have played the beginning of the agent's episode
+        self.latest: Step = self.begin(cfg, buffers.start)
         self.answers_missing = 0  # of the policies that were asked
+
+
+    def begin(self, cfg: Config, start: int) -> Step:
+        """Reset the environments, and let them play ahead to different moments of their episodes if so configured."""
+        seeds = [derive_seed(cfg.seed, ENVIRONMENT, start, self.index, i) for i in range(cfg.envs_per_split)]
+        if not (cfg.decorrelate_experience_max_seconds and self.env.plays_ahead):
+            return self.env.reset(seeds)
+        worker = self.index // cfg.worker_num_splits
+        part = self.index + 1 if cfg.decorrelate_envs_on_one_worker else 0
+        rng = np.random.default_rng(derive_seed(cfg.seed, AHEAD, start, worker, part))
+        shares = rng.random(cfg.envs_per_split if cfg.decorrelate_envs_on_one_worker else 1)
+        # a limit of time would give other numbers each time
+        seconds = math.inf if cfg.serial_mode else cfg.decorrelate_experience_max_seconds / cfg.num_envs_per_worker
+        return self.env.reset(seeds, Ahead(np.broadcast_to(shares, cfg.envs_per_split), seconds, rng))
 
 
 class RolloutWorker:
@@ -116,6 +131,7 @@ class RolloutWorker:
             if self.shaping:
                 check_shapings(self.shaping, split.env.default_shapings(), split.env.num_envs)
             self.absorb(split, split.latest)
+            split.partial[:] = bool(cfg.decorrelate_experience_max_seconds) and split.env.plays_ahead
         self.waiting = deque(self.splits.values())
 
     def run(self) -> None:
@@ -217,7 +233,7 @@ class RolloutWorker:
     def report_episodes(self, split: Split, over: np.ndarray, objectives: np.ndarray) -> None:
         """Report the true returns and lengths of episodes that ended, but not those of earlier policies."""
         episodes = [(int(split.policy[m]), float(split.episode_return[m]), int(split.episode_length[m]),
-                     float(objectives[m])) for m in np.flatnonzero(over & (split.snapshot == CURRENT))
+                     float(objectives[m])) for m in np.flatnonzero(over & (split.snapshot == CURRENT) & ~split.partial)
                     if split.episode_length[m]]  # else it never acted
         if episodes:
             self.report(("episodes", episodes))
@@ -230,12 +246,12 @@ class RolloutWorker:
         if self.draws:
             self.report_matches(split, own)
             self.draw(split, env, own)
-        split.fresh[own], split.has_ended[own] = True, False
+        split.fresh[own], split.has_ended[own], split.partial[own] = True, False, False
         split.episode_return[own] = split.episode_length[own] = 0
 
     def report_matches(self, split: Split, own: slice) -> None:
         """Report how the current policies did against earlier ones in the episode that has ended."""
-        took_part = split.has_ended[own]
+        took_part = split.has_ended[own] & ~split.partial[own]
         current = took_part & (split.snapshot[own] == CURRENT)
         earlier = took_part & ~current
         if not current.any() or not earlier.any():

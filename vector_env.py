@@ -11,6 +11,7 @@ the first observations of the next episode.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from flat_spaces import (
     mask_size,
     num_options,
     obs_leaves,
+    random_action,
     unflatten_actions,
 )
 from seeding import consecutive
@@ -52,6 +54,41 @@ class Step(NamedTuple):
     active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
     begins: np.ndarray  # [N] bool: this step only reset the environment
     objectives: np.ndarray  # [M] float: info["true_objective"], nan where there is none
+
+
+class Ahead(NamedTuple):
+    """How far environments play at random before their first episode is shown (`play_ahead`)."""
+
+    shares: np.ndarray  # [N], of an episode
+    max_seconds: float  # for each environment
+    rng: np.random.Generator
+
+
+def play_ahead(begin: Callable[[], Any], advance: Callable[[Any], tuple[Any, bool]], share: float,
+               max_seconds: float) -> Any:
+    """Play an episode at random to its end, then a share of the next one; return where the environment is then.
+
+    Environments whose episodes are equally long, and that begin together, stay in step for ever: a dataset would hold
+    one part of the episodes only, and the next one another. (Sample Factory plays a multiple of the rollout instead.)
+
+    Args:
+        begin: resets the environment, returns what it shows.
+        advance: takes what the environment shows and steps it at random; returns what it shows then, and whether the
+            episode is over.
+        share: in [0, 1). Where the second episode ends too early, it begins anew.
+        max_seconds: the first episode is cut off after half of it.
+    """
+    shown, over, length = begin(), False, 0
+    until = time.monotonic() + max_seconds / 2
+    while not over and time.monotonic() < until:
+        shown, over = advance(shown)
+        length += 1
+    shown = begin()
+    for _ in range(int(share * length)):
+        shown, over = advance(shown)
+        if over:
+            return begin()
+    return shown
 
 
 class AgentKind:
@@ -155,13 +192,16 @@ class VectorEnv:
     kinds: list[AgentKind]
     name: str
     max_reward = LARGEST  # in absolute value
+    plays_ahead = False  # `reset` can do so
     seeds: Sequence[int] = ()  # of the last reset, [N]
     num_steps = 0
 
-    def reset(self, seed: int | Sequence[int]) -> Step:
+    def reset(self, seed: int | Sequence[int], ahead: Ahead | None = None) -> Step:
         """Begin new episodes everywhere. May add a mask to an `obs_space`.
 
         seed: one for each environment, [N], or a number: environment i is seeded with seed + i.
+        ahead: play so far at random first. Not where environments are stepped in C++ or NumPy (Atari, CartPole): their
+            episodes differ in length anyway.
         """
         raise NotImplementedError
 
@@ -233,10 +273,13 @@ class GymVectorEnv(VectorEnv):
         self.kind = AgentKind(name, env.single_observation_space, env.single_action_space, np.arange(env.num_envs),
                               squash_actions=squash_actions)
         self.kinds = [self.kind]
+        self.plays_ahead = hasattr(env, "envs")
         self._over = np.zeros(env.num_envs, bool)
 
-    def reset(self, seed: int | Sequence[int]) -> Step:
+    def reset(self, seed: int | Sequence[int], ahead: Ahead | None = None) -> Step:
         self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
+        for i, guard in enumerate(getattr(self._env, "envs", ())):
+            guard.ahead = ahead and ahead._replace(shares=ahead.shares[i])
         obs, info = self._env.reset(seed=self.seeds)
         if ACTION_MASK in info and not self.kind.has_mask:
             self.kind.expect_mask_in_info()
@@ -302,13 +345,27 @@ class Guard(gym.Wrapper):
     def __init__(self, env: gym.Env, name: str) -> None:
         super().__init__(env)
         self._name, self._first_seed, self._num_steps = name, None, 0
+        self.ahead: Ahead | None = None  # to be played in the next reset
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self._first_seed, self._num_steps = seed, 0
         else:
             self._num_steps += 1
-        return self._call("reset", lambda: self.env.reset(seed=seed, options=options))
+        if (ahead := self.ahead) is None:
+            return self._call("reset", lambda: self.env.reset(seed=seed, options=options))
+        self.ahead = None
+        seeds = iter([seed])
+        return play_ahead(lambda: self.reset(seed=next(seeds, None)), lambda shown: self._play(shown, ahead.rng),
+                          ahead.shares, ahead.max_seconds)
+
+    def _play(self, shown: tuple[Any, dict[str, Any]], rng: np.random.Generator) -> tuple[tuple, bool]:
+        """Step with a random action that is allowed; return observation and info, and whether the episode is over."""
+        obs, info = shown
+        in_obs = obs.get(ACTION_MASK) if isinstance(obs, dict) else None
+        obs, _, terminated, truncated, info = self.step(
+            random_action(self.action_space, info.get(ACTION_MASK, in_obs), rng))
+        return (obs, info), terminated or truncated
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._num_steps += 1

@@ -415,8 +415,30 @@ def test_masked_statistics_against_numpy(seed: int) -> None:
     assert float(masked_mean(values, valid)) == pytest.approx(v.mean())
     assert float(masked_std(values, valid)) == pytest.approx(v.std())
     assert float(explained_variance(values, targets, valid)) == pytest.approx(1 - (r - v).var() / r.var(), rel=1e-6)
-    normalized = normalize_advantages(values, valid)[valid].numpy()
+    normalized = normalize_advantages(values, targets, valid)[valid].numpy()
     np.testing.assert_allclose(normalized, (v - v.mean()) / v.std(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(("deviation", "expected"), [(0.001, 0.001), (0.5, 0.5), (2.0, 1.0), (50.0, 1.0)])
+def test_the_noise_of_a_solved_task_is_not_blown_up(deviation: float, expected: float, scale: float) -> None:
+    """Values of 100: what deviates by less than 1 counts in units of 1. The unit of the rewards does not matter."""
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(32, 40, generator=rng)
+    noise = (noise - noise.mean()) / noise.std(correction=0)
+    valid = torch.rand(32, 40, generator=rng) < 0.9
+    noise[valid] = (noise[valid] - noise[valid].mean()) / noise[valid].std(correction=0)
+    noise[~valid] = torch.nan
+    targets = torch.full((32, 40), 100.0)
+    normalized = normalize_advantages(scale * (deviation * noise + 3.0), scale * targets, valid)[valid]
+    torch.testing.assert_close(normalized, expected * noise[valid], rtol=0.01, atol=1e-3 * expected)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.3, -7.0])
+def test_equal_advantages_are_normalized_to_nothing(constant: float) -> None:
+    everything = torch.ones(8, 8, dtype=torch.bool)
+    normalized = normalize_advantages(torch.full((8, 8), constant), torch.zeros(8, 8), everything)
+    assert (normalized.abs() < 1e-3).all()
 
 
 def test_explained_variance_by_hand() -> None:

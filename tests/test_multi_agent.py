@@ -567,7 +567,8 @@ def nan_in(agent: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("frame", "what"), [
     (Frame(nan_in("bob")), ", agent bob: observation 'obs' is not finite: [nan]"),
     (Frame({"ann": 3, "bob": 4}, {"ann": np.inf}), ", agent ann: reward is not finite: inf"),
-    (Frame({"ann": 3, "bob": 4}, {"bob": -1e39}), ", agent bob: reward is out of range: -1e+39"),
+    (Frame({"ann": 3, "bob": 4}, {"bob": -1e39}), ", agent bob: reward is out of range: -1e+39; use --reward_clip, "
+     "or a smaller --reward_scale"),
     (Frame({"ann": 3, "bob": 4, "eve": 5}), ": agent 'eve' is not among possible_agents ['ann', 'bob']"),
 ])
 def test_failures_name_the_environment_its_seed_the_step_and_the_agent(frame: Frame, what: str) -> None:

@@ -143,7 +143,7 @@ def test_serial_mode_with_memory_and_masks_gives_the_same_numbers_twice(tmp_path
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 # an episode takes 7 rows, its reset included; so trajectories cut episodes everywhere
-RECALL: dict[str, Any] = {"rollout": 16, "gamma": 0.95, "rnn_size": 32}
+RECALL: dict[str, Any] = {"rollout": 16, "gamma": 0.95, "rnn_size": 32, "learning_rate": 5e-3}
 
 
 @pytest.mark.parametrize("memory", [{"rnn_type": "gru"}, {"rnn_type": "lstm"}, {"rnn_type": "gru", "rnn_num_layers": 2},

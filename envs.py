@@ -70,9 +70,9 @@ PROFILES: dict[str, dict[str, Any]] = {
         "train_for_env_steps": 5_000_000, "num_envs": 32, "rollout": 64,
         "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        # A solved task gives a deterministic policy and tiny gradients: no KL holds the rate down then, and Adam would
-        # blow them up to full steps that in the end destroy the policy.
-        "lr_adaptive_max": 2e-3, "adam_eps": 3e-4,
+        # A solved task gives a deterministic policy, whose few and sudden changes no KL has announced: the rate is at its
+        # bound then. A penalty on the KL holds the policy where it acted; a large epsilon keeps Adam's steps small.
+        "lr_adaptive_max": 1e-3, "adam_eps": 3e-4, "kl_loss_coeff": 1.0,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.03, "max_grad_norm": 0.5,
         "encoder_conv_architecture": "convnet_small", "encoder_conv_mlp_layers": (128,), "encoder_mlp_layers": (32,),
         "rnn_size": 128, "nonlinearity": "relu",
@@ -98,8 +98,8 @@ PROFILES: dict[str, dict[str, Any]] = {
         "num_envs": 32, "rollout": 64,  # an LSTM learned to remember 51 steps with 64, not with 32
         "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5,
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
+        "lr_adaptive_max": 5e-4, "adam_eps": 1e-5, "kl_loss_coeff": 1.0,  # as for MiniGrid
+        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.02, "max_grad_norm": 0.2,
         "encoder_mlp_layers": (256, 256), "rnn_size": 128,
     },
 }

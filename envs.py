@@ -70,8 +70,8 @@ PROFILES: dict[str, dict[str, Any]] = {
         "train_for_env_steps": 5_000_000, "num_envs": 32, "rollout": 64,
         "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        # A solved task gives a deterministic policy, whose few and sudden changes no KL has announced: the rate is at its
-        # bound then. A penalty on the KL holds the policy where it acted; a large epsilon keeps Adam's steps small.
+        # A solved task gives a deterministic policy, whose few and sudden changes no KL announces: the rate is at its
+        # bound when they come. A penalty on the KL holds the policy where it acted, a large epsilon Adam's steps small.
         "lr_adaptive_max": 1e-3, "adam_eps": 3e-4, "kl_loss_coeff": 1.0,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.03, "max_grad_norm": 0.5,
         "encoder_conv_architecture": "convnet_small", "encoder_conv_mlp_layers": (128,), "encoder_mlp_layers": (32,),

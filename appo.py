@@ -40,7 +40,7 @@ from children import start_server
 from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of, write_atomically
 from envs import make_vector_env, profile
 from evaluator import Evaluator
-from learner import CPU_BYTES_PER_PASS, Learner, steps_per_pass
+from learner import CPU_BYTES_PER_PASS, Learner
 from machine import explain, this_machine
 from model import body_dtype, choose_device, make_model, one_hot_bytes
 from pbt import Decision, assign_kinds
@@ -48,7 +48,7 @@ from policy_worker import PolicyWorker
 from population import Population
 from records import Records
 from rollout_worker import RolloutWorker
-from seeding import NETWORK, PROCESS, derive_seed
+from seeding import ENVIRONMENT, NETWORK, PROCESS, derive_seed
 from shared_buffers import (
     EVALUATE,
     PAUSE,
@@ -65,6 +65,7 @@ from shared_buffers import (
 )
 from vector_env import EnvInfo, describe
 
+PROBED = 2**20  # the environment that only tells the spaces: no worker has so many
 STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
 
 
@@ -128,15 +129,16 @@ class APPO:
                 if state is not None:
                     self.buffers.env_steps[0] = max(int(self.buffers.env_steps[0]), state["env_steps"])
                     self.buffers.policy_steps[0, policy] = state.get("policy_steps", state["env_steps"])
-                    self.buffers.best_score[policy] = checkpoint.best_score(cfg.run_dir, policy)
+                    score, sort = checkpoint.best_score(cfg.run_dir, policy)
+                    self.buffers.best_score[policy], self.buffers.best_sort[policy] = score, sort
                     self.restore_weights(policy, model, state)
             saved = [state.get("population", {}) if state else {} for state in states]
             self.population = Population(cfg, self.buffers, saved) if cfg.with_pbt else None
             self._start(context, paths)
-            self.records = Records(cfg, resumed_at=self.env_steps if resumed else None,
-                                   sgd_steps=[state["sgd_steps"] if state else 0 for state in states],
-                                   best_score=self.buffers.best_score)
-            self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start")
+            self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if resumed else None,
+                                   sgd_steps=[state["sgd_steps"] if state else 0 for state in states])
+            self._wait_until(lambda: self.num_ready == len(self.processes), "the components did not start",
+                             cfg.decorrelate_experience_max_seconds)
         except BaseException:
             self._kill()
             if self.records is not None:
@@ -164,7 +166,7 @@ class APPO:
     def train(self, env_steps: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Train for so many more env_steps, by default until `train_for_env_steps` or `train_for_seconds`.
 
-        Returns earlier when should_stop() becomes true.
+        Returns earlier when should_stop() becomes true. With --eval_every_env_steps the last weights are scored too.
         """
         if self.ended:
             raise ComponentError("this APPO has ended; make a new one, it resumes the run")
@@ -196,7 +198,7 @@ class APPO:
             self.records.end(self.env_steps)
             for policy, kind in self.records.find_best(at_end=True):
                 self._request_save(policy, kind)
-            while self._evaluates_at_end() and not should_stop():
+            while not should_stop() and self._evaluates_at_end():
                 self._advance()
                 self._check_progress(sampling=False)
         except BaseException as error:
@@ -246,6 +248,9 @@ class APPO:
         weights = self.buffers.policies[policy].weights
         if self.cfg.self_play_past_fraction:
             folder = checkpoint.policy_dir(self.cfg.run_dir, policy)
+            for path in folder.glob("snapshot_*.pt"):
+                if int(path.name.split("_")[1]) > state["sgd_steps"]:  # it came after the checkpoint, before a crash
+                    path.unlink()
             for path in sorted(folder.glob("snapshot_*.pt"))[-self.cfg.self_play_snapshots:]:
                 snapshot = checkpoint.load_checkpoint(path)
                 checkpoint.load_weights(model, snapshot, path)
@@ -430,8 +435,8 @@ class APPO:
                 raise ComponentError(f"{name} has done nothing for {now - since:.0f} s (--stall_timeout_sec), at "
                                      + ", ".join(f"{other}={count:,}" for other, count in counters.items()))
 
-    def _wait_until(self, condition: Callable[[], bool], complaint: str) -> None:
-        seconds = min(self.cfg.stall_timeout_sec, 30.0 if self.buffers.stopping else math.inf)
+    def _wait_until(self, condition: Callable[[], bool], complaint: str, more_seconds: float = 0.0) -> None:
+        seconds = min(self.cfg.stall_timeout_sec, 30.0 if self.buffers.stopping else math.inf) + more_seconds
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -614,10 +619,9 @@ def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], model
             total += copies * 4 * sum(tensor.numel() for tensor in model.state_dict().values())
             if any(len(space.shape) == 3 for space in info.kinds[kind][0].values()):
                 total += ACTIVATIONS * CPU_BYTES_PER_PASS * cfg.learner_threads
-            # one-hot vectors: in each part of a minibatch that is learned from, and of all agents that act at once
-            obs_space = info.kinds[kind][0]
-            rows = cfg.learner_threads * min(steps_per_pass(obs_space), cfg.batch_size) + slots
-            total += one_hot_bytes(obs_space) * rows
+            # one-hot vectors of a minibatch, which the learner keeps until its gradient is there, and of all agents
+            rows = cfg.trajectories_per_minibatch * (cfg.rollout + 1) + slots
+            total += one_hot_bytes(info.kinds[kind][0]) * rows
     if not cfg.serial_mode:
         total += (cfg.num_workers + len(models) * (1 + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
     return total
@@ -651,8 +655,11 @@ def cpu_description() -> str:
 def probe(cfg: Config) -> EnvInfo:
     """Make and reset one environment to learn about it (an action mask may only show in the info of a reset)."""
     env = make_vector_env(cfg, 1)
-    env.reset(cfg.seed)
+    env.reset([derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)])
     env.close()
+    if cfg.decorrelate_experience_max_seconds and not env.plays_ahead:
+        raise UserError(f"--decorrelate_experience_max_seconds: the environments of {cfg.env} are stepped together, in "
+                        "C++ or NumPy, and cannot begin apart; leave it at 0")
     return describe(env)
 
 

@@ -6,6 +6,7 @@ the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-pl
 which another policy copies. Used by `learner.py` and `evaluator.py` (write), `appo.py` (resume) and `evaluate.py`.
 """
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -63,13 +64,30 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def best_score(run_dir: Path, policy: int = 0) -> float:
-    """Return the score of a policy's best checkpoint; -inf when there is none that can be read."""
+def sort_of_score(*, is_objective: bool, is_evaluation: bool) -> int:
+    """Number the sorts of scores: true objectives stand above returns, evaluations above training."""
+    return 2 * is_objective + is_evaluation
+
+
+def is_better(score: float, sort: int, best: float, best_sort: int) -> bool:
+    """Tell whether a score beats the best one so far.
+
+    A true objective is never compared with a return: it replaces one, whatever their sizes. An evaluation replaces a
+    score of the training too; but where there are evaluations no longer, the training must beat the last one.
+    """
+    if sort // 2 != best_sort // 2 or sort > best_sort:
+        return sort > best_sort or best == -math.inf
+    return score > best
+
+
+def best_score(run_dir: Path, policy: int = 0) -> tuple[float, int]:
+    """Return the score of a policy's best checkpoint and its sort; -inf when there is none that can be read."""
     path = policy_dir(run_dir, policy) / BEST
-    try:
-        return float(load_checkpoint(path)["score"]) if path.exists() else -math.inf
-    except (UserError, KeyError):
-        return -math.inf
+    with contextlib.suppress(UserError, KeyError):
+        if path.exists():
+            state = load_checkpoint(path)
+            return float(state["score"]), int(state["sort_of_score"])
+    return -math.inf, 0
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], path: Path) -> None:

@@ -87,7 +87,7 @@ class Config:
     set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to one core, in turns (Linux)")
     decorrelate_experience_max_seconds: float = option(
         0.0, "sampler", "before training play at random for at most so many seconds, so that environments are at "
-        "different moments of their episodes; 0: off (not Atari and CartPole)")
+        "different moments of their episodes; 0: off; not with Atari and CartPole")
     decorrelate_envs_on_one_worker: bool = option(True, "sampler", "then also those of one worker among themselves")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory")
     env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)")

@@ -21,7 +21,7 @@ import checkpoint
 import tournament
 from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool, run_dir_of
 from envs import find_spec, make_vector_env
-from evaluator import MAX_ENVS, Episode, Player, RandomPlayer, play
+from evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
 from model import body_dtype, choose_device, make_model
 from pbt import assign_kinds
 from records import read_summary
@@ -266,7 +266,7 @@ def evaluate(args: argparse.Namespace) -> None:
     env = make_vector_env(cfg, num_envs, render_mode)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(env.close)
-        env.reset(cfg.seed)  # before the players: only now is it known whether there is an action mask
+        env.reset(evaluation_seeds(cfg.seed, num_envs))  # before the players: now an action mask shows
         if args.tournament:
             run_tournament(cfg, args, env)
             return

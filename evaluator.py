@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import checkpoint
 from config import Config
@@ -73,6 +73,11 @@ def find_places(env: VectorEnv, agents: np.ndarray) -> tuple[int, np.ndarray]:
     return kind, np.searchsorted(env.kinds[kind].index, agents)
 
 
+def evaluation_seeds(seed: int, num_envs: int) -> list[int]:
+    """Return the seeds of the environments that are played, others than those of any training."""
+    return [derive_seed(seed, EVALUATION, index=i) for i in range(num_envs)]
+
+
 class Episode(NamedTuple):
     """What an episode of one environment brought its agents."""
 
@@ -89,7 +94,7 @@ def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes:
     How many episodes each environment plays is fixed beforehand, so that short episodes are not counted more often than
     long ones. on_step(env) is called for the first observation and after each step.
     """
-    step = env.reset([derive_seed(seed, EVALUATION, index=i) for i in range(env.num_envs)])
+    step = env.reset(evaluation_seeds(seed, env.num_envs))
     on_step(env)
     shape = (env.num_envs, len(env.agents))
     returns, lengths, alive = np.zeros(shape), np.zeros(shape, np.int64), np.ones(shape, bool)
@@ -193,13 +198,24 @@ class Evaluator:
             "eval_env_steps": env_steps, "eval_sgd_steps": version}
         if len(objectives):
             result["eval_true_objective"] = float(objectives.mean())
-        self.report(("evaluated", policy, result))
         score = result.get("eval_true_objective", result["eval_return"])
-        if score >= self.buffers.best_score[policy]:  # of equal ones the one that has learned longer
-            self.buffers.best_score[policy] = score
-            state = {"model": weights, "sgd_steps": version, "env_steps": env_steps, "score": score}
-            checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
+        is_best = self.save_best(policy, score, checkpoint.sort_of_score(
+            is_objective=len(objectives) > 0, is_evaluation=True), weights, version, env_steps)
+        self.report(("evaluated", policy, result))
+        if is_best:
             self.report(("best", policy))
+
+    def save_best(self, policy: int, score: float, sort: int, weights: dict[str, Tensor], version: int,
+                  env_steps: int) -> bool:
+        """Save weights as the best ones if they are; of equal ones those that have learned longer. Tell whether."""
+        buffers = self.buffers
+        best, best_sort = float(buffers.best_score[policy]), int(buffers.best_sort[policy])
+        if not (checkpoint.is_better(score, sort, best, best_sort) or (score, sort) == (best, best_sort)):
+            return False
+        buffers.best_score[policy], buffers.best_sort[policy] = score, sort
+        state = {"model": weights, "sgd_steps": version, "env_steps": env_steps, "score": score, "sort_of_score": sort}
+        checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
+        return True
 
     def _go_on(self, env: VectorEnv) -> None:
         self.buffers.evaluation_steps += 1

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import checkpoint
 from config import Config
-from model import body_dtype, make_model, one_hot_bytes
+from model import body_dtype, make_model
 from pbt import flatten_shaping, hyperparameters
 from seeding import SHUFFLE, derive_seed
 from shared_buffers import (
@@ -50,7 +50,6 @@ from vtrace import gae, vtrace
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
-ONE_HOT_BYTES_PER_PASS = 64_000_000  # of the one-hot vectors that large Discrete observations become
 MAX_NORMALIZED_TARGET = 10.0  # deviations
 ADVANTAGE_FLOOR = 0.01  # the least deviation of advantages, in units of the value targets
 MIN_NORMALIZER_ROWS = 512  # of one dataset, however large the observations are
@@ -110,7 +109,9 @@ class Learner:
         if resume_from is not None:
             self.load_state_dict(checkpoint.load_checkpoint(resume_from))
         else:
-            checkpoint.prune_checkpoints(self.folder, 0, "snapshot")  # of a run that ended before it could be resumed
+            # of a run that ended before it could be resumed
+            checkpoint.prune_checkpoints(self.folder, 0, "snapshot")
+            (self.folder / checkpoint.BEST).unlink(missing_ok=True)
         # env_steps of the policy; the first opponent is its beginning, a resumed run has some already
         self.next_snapshot = self.snapshot_after() if self.shared.weights.num_snapshots else 0
         self.take_snapshot()
@@ -162,6 +163,7 @@ class Learner:
         state = self.state_dict()
         if kind == SAVE_BEST:
             state["score"] = float(self.buffers.best_score[self.policy])
+            state["sort_of_score"] = int(self.buffers.best_sort[self.policy])
         prefix = "milestone" if kind == SAVE_MILESTONE else "checkpoint"
         name = checkpoint.checkpoint_name(prefix, state["sgd_steps"], state["env_steps"])
         path = self.folder / {SAVE_BEST: checkpoint.BEST, SAVE_DONOR: checkpoint.DONOR}.get(kind, name)
@@ -197,7 +199,7 @@ class Learner:
         checkpoint.load_weights(self.model, state, path)
         self.load_moments(state["optimizer"])
         self.sgd_steps += 1  # a new version, from which on experience counts
-        self.shared.first_version.fill_(self.sgd_steps)  # first, so that who acts with it knows that it is another's
+        self.shared.weights.first_version = self.sgd_steps  # first, so that who acts with it knows it is another's
         self.shared.weights.publish(self.model, self.sgd_steps)
 
     def take_snapshot(self) -> None:
@@ -298,7 +300,7 @@ class Learner:
         # no copy on a CPU; a GPU has read the batch when the first number is asked for, before it is filled again
         data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         lag = self.sgd_steps - data["policy_version"]
-        fresh = (lag <= self.cfg.max_policy_lag) & (data["policy_version"] >= int(self.shared.first_version))
+        fresh = (lag <= self.cfg.max_policy_lag) & (data["policy_version"] >= self.shared.weights.first_version)
         data["valid"] = data["valid"] & fresh
         data["rewards"] = (data["rewards"] * self.cfg.reward_scale).clamp(-self.cfg.reward_clip, self.cfg.reward_clip)
         if not self.cfg.with_vtrace:
@@ -509,8 +511,8 @@ class Learner:
 
 def steps_per_pass(obs_space: dict[str, spaces.Space]) -> int:
     """Return how many observations are evaluated at once on a CPU."""
-    stored = sum(math.prod(space.shape) * obs_dtype(space).itemsize for space in obs_space.values())
-    return max(1, int(min(CPU_BYTES_PER_PASS / stored, ONE_HOT_BYTES_PER_PASS / max(1, one_hot_bytes(obs_space)))))
+    return max(1, int(CPU_BYTES_PER_PASS / sum(math.prod(space.shape) * obs_dtype(space).itemsize
+                                               for space in obs_space.values())))
 
 
 def join_groups(rows: Tensor, steps: list[int], num_trajectories: int) -> Tensor:
@@ -531,9 +533,11 @@ def masked_std(x: Tensor, valid: Tensor) -> Tensor:
 def normalize_advantages(advantages: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
     """Shift and scale advantages to mean 0 and deviation 1 over the valid entries, but blow no noise up.
 
-    A deviation below 1 % of the root mean square of the value targets counts as that. Once a task is solved, all
-    advantages are errors of the value estimates: scaled to 1 they would let the policy walk at random until it fails
-    (CartPole: values of 100, a deviation of 0.001, returns of 500 that fell to 160; `docs/performance.md`).
+    A deviation below 1 % of the size of the value targets (and advantages), their root mean square, counts as that. Once
+    a task is solved, all advantages are errors of the value estimates: scaled to 1 they would let the policy walk at
+    random until it fails (CartPole: values of 100, a deviation of 0.001, returns of 500 that fell to 160;
+    `docs/performance.md`). Its price: rewards with a large constant part, which says nothing, are learned from as
+    noise; take it away.
     """
     size = masked_mean(targets.square() + advantages.square(), valid).sqrt()
     deviation = torch.maximum(masked_std(advantages, valid), ADVANTAGE_FLOOR * size).clamp(min=1e-30)  # of zeros: 0

@@ -94,8 +94,11 @@ def agent_selection(env: Any) -> Any:
     PettingZoo's conversion of turn-based games tells only after a step, in the infos; its game knows always. (Its other
     conversion, in which all agents act at once, has such a game too, which must not be asked.)
     """
-    is_turn_based = any(kind.__name__ == "turn_based_aec_to_parallel_wrapper" for kind in type(env).__mro__)
-    return getattr(env.aec_env if is_turn_based else env, "agent_selection", None)
+    while env is not None and not hasattr(env, "agent_selection"):
+        if any(kind.__name__ == "turn_based_aec_to_parallel_wrapper" for kind in type(env).__mro__):
+            return env.aec_env.agent_selection
+        env = vars(env).get("env")  # that a wrapper holds
+    return getattr(env, "agent_selection", None)
 
 
 def is_parallel(env: Any) -> bool:

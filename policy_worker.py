@@ -82,7 +82,7 @@ class PolicyWorker:
         row = torch.from_numpy(slots * self.cfg.rollout + t)
         if self.may_be_replaced and snapshot == CURRENT:
             # to a copy of another policy, the hidden states of the weights it has replaced mean nothing
-            first_version = int(self.shared.first_version)
+            first_version = self.shared.weights.first_version
             if version >= first_version:
                 self.rows["new_episode"][with_last[self.agent_version[agents] < first_version]] = True
             self.agent_version[agents] = version

@@ -141,7 +141,8 @@ class Population:
     def _record(self, policy: int, steps: int, objective: float | None, decision: pbt.Decision) -> None:
         self.last_update[policy] = steps
         event = {"policy": policy, "policy_steps": steps, "env_steps": int(self.buffers.env_steps.sum()),
-                 "objective": objective, "donor": decision.donor, "words": decision.words, **self.numbers(policy)}
+                 "objective": None if objective == -math.inf else objective, "donor": decision.donor,
+                 "words": decision.words, **self.numbers(policy)}
         with self.history.open("a") as file:
             file.write(json.dumps(_finite(event)) + "\n")
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import psutil
 
+import checkpoint
 from config import Config, write_atomically
-from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC
+from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
 
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
 MIN_BEST_SEC = 1.0  # a new best mean return is saved at most this often, and takes at most
@@ -48,9 +49,11 @@ class PolicyRecords:
         self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
         self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
         self.evaluation: dict[str, float] = {}  # the one since the last row, if any
-        self.last_evaluation: dict[str, float] = _entry(earlier, "evaluation", policy) or {}
+        last_evaluation = _entry(earlier, "evaluation", policy) or {}
+        is_lost = resumed_at is None or last_evaluation.get("eval_env_steps", 0) > resumed_at
+        self.last_evaluation: dict[str, float] = {} if is_lost else last_evaluation
         self.last_best = self.last_best_line = -math.inf  # when the best checkpoint was saved, when a line said so
-        self.best_every_sec = MIN_BEST_SEC
+        self.best_every_sec, self.is_saving_best = MIN_BEST_SEC, False
         self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  slow to import; the children start meanwhile
 
@@ -114,20 +117,20 @@ class PolicyRecords:
 class Records:
     """Counts, averages and writes what a run reports. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, *, resumed_at: int | None, sgd_steps: list[int], best_score: Any) -> None:
+    def __init__(self, cfg: Config, buffers: SharedBuffers, *, resumed_at: int | None, sgd_steps: list[int]) -> None:
         """Open the files.
 
         Args:
             resumed_at: the env_steps of the resumed checkpoint; None: a new run.
             sgd_steps: of each policy so far.
-            best_score: of each policy, `SharedBuffers.best_score`.
         """
-        self.best_score = best_score
+        self.buffers = buffers  # for the scores of the best checkpoints
         self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed_at is not None
         self.last_row = time.monotonic()
         earlier = read_summary(self.run_dir) if self.resumed else {}
         self.wall_before: float = earlier.get("wall_sec", 0.0)  # seconds of training before this process
-        self.episodes_before: int = earlier.get("num_episodes", 0)
+        num_lost, last = cut_lost_rows(self.run_dir / "metrics.jsonl", resumed_at) if self.resumed else (0, {})
+        self.episodes_before: int = last.get("num_episodes", 0)
         # a resumed policy waits for a full window: it would else be ranked by a single episode
         self.policies = [PolicyRecords(cfg, policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
                          for policy, steps in enumerate(sgd_steps)]
@@ -143,10 +146,9 @@ class Records:
         self.last_memory = -math.inf  # when it was measured
 
         self.logger, self.line_open = make_logger(self.run_dir / "log.txt"), False
-        metrics = self.run_dir / "metrics.jsonl"
-        if resumed_at is not None and (num_lost := cut_lost_rows(metrics, resumed_at)):
+        if num_lost:
             self.log(f"left out {num_lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
-        self.metrics = metrics.open("a" if self.resumed else "w", buffering=1)
+        self.metrics = (self.run_dir / "metrics.jsonl").open("a" if self.resumed else "w", buffering=1)
         config_table = "\n".join(f"| {name} | {value} |" for name, value in vars(cfg).items())
         self.policies[0].tensorboard.add_text("config", "| setting | value |\n|---|---|\n" + config_table)
 
@@ -192,13 +194,14 @@ class Records:
             self.log(f"saved {content[2]}{self._of(content[0])} at env_steps={env_steps:,}")
         elif kind == "saved" and content[1] == SAVE_BEST:
             policy = self.policies[content[0]]
+            policy.is_saving_best = False
             policy.best_every_sec = max(MIN_BEST_SEC, content[3] / BEST_SHARE)
             if time.monotonic() - policy.last_best_line >= BEST_LINE_SEC:
                 policy.last_best_line = time.monotonic()
                 self._tell_best(content[0])
 
     def _tell_best(self, policy: int) -> None:
-        self.log(f"saved best.pt{self._of(policy)}, score {float(self.best_score[policy]):.2f}")
+        self.log(f"saved best.pt{self._of(policy)}, score {float(self.buffers.best_score[policy]):.2f}")
 
     def add_population(self, decisions: list[Any], numbers: list[dict[str, float]], env_steps: int) -> None:
         """Record the settings of all policies, and in words what population-based training has decided."""
@@ -226,13 +229,17 @@ class Records:
         """Return what population-based training ranks each policy by; None: too few episodes have finished.
 
         Among policies of one kind of agents, true objectives are not compared with returns: as soon as one policy has
-        an objective, the others need one.
+        an objective, the others need one, and those that have none in a full window of episodes are the worst (-inf).
         """
         with_objective = {kind for kind, policy in zip(kind_of_policy, self.policies, strict=True)
                           if policy.has_objective}
-        return [policy.objective if policy.has_objective == (kind in with_objective)
-                and len(policy.objectives) >= policy.min_episodes else None
-                for kind, policy in zip(kind_of_policy, self.policies, strict=True)]
+        objectives: list[float | None] = []
+        for kind, policy in zip(kind_of_policy, self.policies, strict=True):
+            lacks_one = kind in with_objective and not policy.has_objective
+            enough = len(policy.returns if lacks_one else policy.objectives) >= (
+                RETURN_WINDOW if lacks_one else policy.min_episodes)
+            objectives.append((-math.inf if lacks_one else policy.objective) if enough else None)
+        return objectives
 
     @property
     def wall_sec(self) -> float:
@@ -294,9 +301,12 @@ class Records:
         saves, now = [], time.monotonic()
         for number, policy in enumerate(self.policies if not self.cfg.eval_every_env_steps else ()):
             full = len(policy.objectives) == RETURN_WINDOW
-            rested = at_end or now - policy.last_best >= policy.best_every_sec
-            if full and rested and policy.objective > self.best_score[number]:
-                self.best_score[number], policy.last_best = policy.objective, now
+            rested = at_end or (now - policy.last_best >= policy.best_every_sec and not policy.is_saving_best)
+            sort = checkpoint.sort_of_score(is_objective=policy.has_objective, is_evaluation=False)
+            best, best_sort = float(self.buffers.best_score[number]), int(self.buffers.best_sort[number])
+            if full and rested and checkpoint.is_better(policy.objective, sort, best, best_sort):
+                self.buffers.best_score[number], self.buffers.best_sort[number] = policy.objective, sort
+                policy.last_best, policy.is_saving_best = now, True
                 saves.append((number, SAVE_BEST))
         return saves
 
@@ -354,7 +364,7 @@ class Records:
             "fps": (self.steps_trained + running) * self.cfg.env_frameskip / max(seconds, 1e-9),
             "num_episodes": self.num_episodes,
             "mean_return": [policy.mean_return if policy.returns else None for policy in self.policies],
-            "best_score": [score if math.isfinite(score) else None for score in self.best_score.tolist()],
+            "best_score": [score if math.isfinite(score) else None for score in self.buffers.best_score.tolist()],
             "true_objective": [policy.objective if policy.has_objective else None for policy in self.policies],
             "win_rate_vs_past": [policy.win_rate for policy in self.policies],
             "evaluation": [policy.last_evaluation or None for policy in self.policies],
@@ -408,7 +418,8 @@ class Records:
             self._write_summary(env_steps)
         means = [f"{policy.mean_return:.2f}" if policy.returns else "none" for policy in self.policies]
         mean = ", ".join(means)
-        best = ", ".join(f"{score:.2f}" if math.isfinite(score) else "none" for score in self.best_score.tolist())
+        scores = self.buffers.best_score.tolist()
+        best = ", ".join(f"{score:.2f}" if math.isfinite(score) else "none" for score in scores)
         self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, mean return {mean}, best score {best}, "
                  f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
         self.close_files()
@@ -473,8 +484,10 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def cut_lost_rows(metrics: Path, env_steps: int) -> int:
-    """Cut out of metrics.jsonl what came after the checkpoint with so many env_steps; return the number of lines.
+def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
+    """Cut out of metrics.jsonl what came after the checkpoint with so many env_steps.
+
+    Returns the number of lines that were cut, and the last row that is left.
 
     After a crash the reports are newer than the weights. A reader must find one history, in which env_steps never
     decrease.
@@ -487,7 +500,7 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> int:
                 kept.append(line)
     if len(kept) < len(lines):
         write_atomically(metrics, "".join(line + "\n" for line in kept))
-    return len(lines) - len(kept)
+    return len(lines) - len(kept), json.loads(kept[-1]) if kept else {}
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:

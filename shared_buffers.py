@@ -129,7 +129,8 @@ class SharedWeights:
         self._flat = torch.empty(1 + num_snapshots, sum(tensor.numel() for tensor in state.values()), device=device)
         if device.type == "cpu":
             self._flat.share_memory_()
-        self.versions = torch.zeros(2 + num_snapshots, dtype=torch.int64).share_memory_()  # the last: snapshots taken
+        # of the newest weights and the snapshots; then the number of snapshots taken, and `first_version`
+        self.versions = torch.zeros(3 + num_snapshots, dtype=torch.int64).share_memory_()
         self._max_snapshots, self._lock = num_snapshots, lock
         self.publish(model, 0)
 
@@ -141,7 +142,19 @@ class SharedWeights:
     @property
     def num_snapshots(self) -> int:
         """Count the snapshots there are."""
-        return min(int(self.versions[-1]), self._max_snapshots)
+        return min(int(self.versions[-2]), self._max_snapshots)
+
+    @property
+    def first_version(self) -> int:
+        """Return the version from which on the weights are this policy's (population-based training).
+
+        What older ones have acted is of another policy, whose place this one has taken.
+        """
+        return int(self.versions[-1])
+
+    @first_version.setter
+    def first_version(self, version: int) -> None:
+        self.versions[-1] = version
 
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
@@ -151,9 +164,9 @@ class SharedWeights:
     @torch.no_grad()
     def add_snapshot(self, model: nn.Module, version: int) -> None:
         """Keep the model's weights as a snapshot, in the place of the oldest one."""
-        taken = int(self.versions[-1])
+        taken = int(self.versions[-2])
         self._write(1 + taken % self._max_snapshots, model, version)
-        self.versions[-1] = taken + 1
+        self.versions[-2] = taken + 1
 
     def _write(self, row: int, model: nn.Module, version: int) -> None:
         with self._lock:
@@ -201,8 +214,6 @@ class PolicyBuffers:
     def __init__(self, kind: int, first_slot: int, weights: SharedWeights, make_queue: Any, make_lock: Any) -> None:
         self.kind, self.first_slot = kind, first_slot
         self.weights = weights
-        # experience of older weights is of another policy, whose place this one has taken (population-based training)
-        self.first_version = torch.zeros((), dtype=torch.int64).share_memory_()
         self.requests, self.requests_lock = make_queue(), make_lock()
         self.trajectories_done = make_queue()
 
@@ -255,24 +266,35 @@ class SharedBuffers:
         def shared(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype).share_memory_()
 
-        self.agent_policy = shared(cfg.num_splits, agents_per_split).fill_(IDLE)  # IDLE: awaits no action
-        self.agent_snapshot = shared(cfg.num_splits, agents_per_split).fill_(CURRENT)
-        self.agent_slot = shared(cfg.num_splits, agents_per_split)
-        self.agent_t = shared(cfg.num_splits, agents_per_split)
-        self.agent_version = shared(cfg.num_splits, agents_per_split)  # of the weights that gave it its hidden state
+        # one tensor, since each takes a file descriptor in every process: policy, snapshot, slot, t, version
+        self._agents = shared(5, cfg.num_splits, agents_per_split)
+        self.agent_policy.fill_(IDLE)
+        self.agent_snapshot.fill_(CURRENT)
         # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
         self.env_steps = shared(cfg.num_workers)
         self.policy_steps = shared(cfg.num_workers, cfg.num_policies)  # decisions of the agents of each policy
         self.evaluation_steps = shared()  # a sign of life of the evaluator
-        self.best_score = shared(cfg.num_policies, dtype=torch.float64).fill_(-math.inf)  # that of best.pt
         # set once, by the supervisor: a learner leaves its dataset after at most one more SGD step
         self.stopping = shared(dtype=torch.bool)
-        # population-based training: the settings of each policy, in the order of their names; its decisions at its last
-        # update
+        # the score of best.pt of each policy, and of which sort it is (`checkpoint.Score`); its decisions at its last
+        # update by population-based training
+        self._of_policies = shared(3, cfg.num_policies, dtype=torch.float64)
+        self.best_score.fill_(-math.inf)
+        # population-based training: the settings of each policy, in the order of their names
         self.settings = shared(cfg.num_policies, len(hyperparameters(cfg)), dtype=torch.float64)
-        self.last_update = shared(cfg.num_policies)
         num_shaping = len(flatten_shaping(info.shaping)) if cfg.with_pbt and info.shaping is not None else 0
         self.shaping = shared(cfg.num_policies, num_shaping, dtype=torch.float64)
+
+    # of each agent, [splits, M] int64
+    agent_policy = property(lambda self: self._agents[0], doc="The policy that must act for it; IDLE: none.")
+    agent_snapshot = property(lambda self: self._agents[1], doc="The snapshot that it plays, or CURRENT.")
+    agent_slot = property(lambda self: self._agents[2], doc="Its trajectory.")
+    agent_t = property(lambda self: self._agents[3], doc="Its row there.")
+    agent_version = property(lambda self: self._agents[4], doc="That of the weights that gave it its hidden state.")
+    # of each policy, [P] float64
+    best_score = property(lambda self: self._of_policies[0], doc="The score of best.pt; -inf: there is none.")
+    best_sort = property(lambda self: self._of_policies[1], doc="Its sort, `checkpoint.sort_of_score`.")
+    last_update = property(lambda self: self._of_policies[2], doc="Decisions at the last update of the population.")
 
     @property
     def kind_of_policy(self) -> list[int]:

@@ -56,6 +56,9 @@ class Step(NamedTuple):
     objectives: np.ndarray  # [M] float: info["true_objective"], nan where there is none
 
 
+MAX_STEPS_AHEAD = 100_000  # of an episode that does not end
+
+
 class Ahead(NamedTuple):
     """How far environments play at random before their first episode is shown (`play_ahead`)."""
 
@@ -80,7 +83,7 @@ def play_ahead(begin: Callable[[], Any], advance: Callable[[Any], tuple[Any, boo
     """
     shown, over, length = begin(), False, 0
     until = time.monotonic() + max_seconds / 2
-    while not over and time.monotonic() < until:
+    while not over and time.monotonic() < until and length < MAX_STEPS_AHEAD:
         shown, over = advance(shown)
         length += 1
     shown = begin()
@@ -200,8 +203,8 @@ class VectorEnv:
         """Begin new episodes everywhere. May add a mask to an `obs_space`.
 
         seed: one for each environment, [N], or a number: environment i is seeded with seed + i.
-        ahead: play so far at random first. Not where environments are stepped in C++ or NumPy (Atari, CartPole): their
-            episodes differ in length anyway.
+        ahead: play so far at random first, where `plays_ahead`: not where environments are stepped together, in C++ or
+            NumPy (Atari, CartPole).
         """
         raise NotImplementedError
 

@@ -2,7 +2,9 @@
 
 import copy
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -15,9 +17,9 @@ from test_population import assert_equal
 import evaluate
 import records
 from appo import APPO
-from checkpoint import BEST, find_checkpoint, load_checkpoint, policy_dir
+from checkpoint import BEST, find_checkpoint, is_better, load_checkpoint, policy_dir, sort_of_score
 from records import RETURN_WINDOW, Records
-from shared_buffers import SharedWeights
+from shared_buffers import SAVE_BEST, SharedWeights
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
@@ -117,18 +119,74 @@ def test_a_resumed_run_knows_the_score_of_the_file(tmp_path: Path, damage: str) 
     assert (0 < after < before) if damage == "best" else after == before
 
 
-def test_saving_the_best_takes_a_small_share_of_the_time(tmp_path: Path) -> None:
+def test_saving_the_best_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The costlier a file, the rarer; in a run of its own seconds nothing is awaited."""
     from config import make_config  # noqa: PLC0415
 
     cfg = make_config({"env": "tiny", "train_dir": str(tmp_path)})
     cfg.run_dir.mkdir()
-    own = Records(cfg, resumed_at=None, sgd_steps=[0], best_score=torch.full((1,), -np.inf))
-    own.add("saved", [0, 1, "best.pt", 0.5], 0)
-    assert own.policies[0].best_every_sec == pytest.approx(25)
-    own.add("saved", [0, 1, "best.pt", 0.001], 0)
-    assert own.policies[0].best_every_sec == 1
+    buffers = SimpleNamespace(best_score=torch.full((1,), -np.inf), best_sort=torch.zeros(1))
+    own = Records(cfg, buffers, resumed_at=None, sgd_steps=[0])
+    clock = [1000.0]
+    monkeypatch.setattr(records.time, "monotonic", lambda: clock[0])
+
+    def looks(seconds: float) -> int:
+        """Let the mean rise for so long, looking ten times a second; count what is to be saved."""
+        saves = 0
+        for _ in range(round(10 * seconds)):
+            clock[0] += 0.1
+            own.add("episodes", [[(0, clock[0], 1, np.nan)] * RETURN_WINDOW], 0)
+            saves += len(own.find_best())
+        return saves
+
+    assert looks(60) == 1, "one is under way"
+    assert len(own.find_best(at_end=True)) == 1, "at the end nothing is left out"
+    own.add("saved", [0, SAVE_BEST, "best.pt", 0.5], 0)
+    assert looks(24) == 0, "half a second in 25 is 2 %"
+    assert looks(2) == 1
+    own.add("saved", [0, SAVE_BEST, "best.pt", 0.001], 0)
+    assert looks(3) == 1
     own.close_files()
+
+
+@pytest.mark.parametrize(("new", "old", "better"), [
+    # (score, is it an objective, is it an evaluation)
+    ((2, 0, 0), (1, 0, 0), True), ((1, 0, 0), (1, 0, 0), False), ((1, 0, 0), (2, 0, 0), False),
+    ((0.1, 1, 0), (300, 0, 0), True), ((300, 0, 0), (0.1, 1, 0), False), ((300, 0, 1), (0.1, 1, 0), False),
+    ((0.1, 1, 1), (300, 0, 1), True), ((0.1, 1, 0), (300, 0, 1), True),
+    ((5, 0, 1), (9, 0, 0), True), ((5, 0, 0), (9, 0, 1), False), ((9, 0, 0), (5, 0, 1), True),
+    ((5, 0, 0), (-math.inf, 0, 0), True), ((-5, 1, 1), (-math.inf, 0, 0), True)])
+def test_scores_of_different_sorts_are_never_compared_by_size(new: tuple, old: tuple, better: bool) -> None:
+    sorts = [sort_of_score(is_objective=bool(objective), is_evaluation=bool(evaluation))
+             for _, objective, evaluation in (new, old)]
+    assert is_better(new[0], sorts[0], old[0], sorts[1]) == better
+
+
+def test_a_start_without_a_checkpoint_has_no_best(tmp_path: Path) -> None:
+    """A run was killed after its first evaluation, before its first checkpoint."""
+    folder = policy_dir(tmp_path / "run")
+    RisesAndFalls.episodes.clear()
+    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
+        appo.train(450)
+    for path in folder.glob("checkpoint_*.pt"):
+        path.unlink()
+    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
+        assert find_checkpoint(tmp_path / "run", "best") is None
+        assert float(appo.buffers.best_score[0]) == -math.inf
+
+
+def test_a_resumed_run_whose_objectives_come_seldom_keeps_what_they_chose(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RisesAndFalls.episodes.clear()
+    with APPO("test_best:RisesAndFallsByObjective", train_dir=str(tmp_path), **SMALL) as appo:
+        appo.train(600)
+    before = best_of(tmp_path)
+    monkeypatch.setattr(RisesAndFallsByObjective, "has_objective", False)  # returns of up to 1 come first
+    RisesAndFalls.episodes[:] = [0.0] * 500
+    with APPO("test_best:RisesAndFallsByObjective", train_dir=str(tmp_path), **SMALL) as appo:
+        appo.train(160)
+        assert appo.records.policies[0].mean_return > before["score"]
+    assert best_of(tmp_path)["score"] == before["score"]
 
 
 # ---- by evaluation ---------------------------------------------------------------------------------------------------

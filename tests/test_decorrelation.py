@@ -1,7 +1,7 @@
 """Decorrelated starts: environments of equally long episodes are spread over the episode before training begins."""
 
 import itertools
-import time
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 from counting_agents import CountingAgents, Script
 from gymnasium import spaces
 
+import vector_env
 from appo import APPO
+from config import UserError
 from flat_spaces import random_action
 from multi_agent import ParallelVectorEnv
 from vector_env import Ahead, play_ahead
@@ -89,19 +91,28 @@ def test_it_is_the_same_twice_and_another_after_a_resume(tmp_path: Path) -> None
     assert begin[0] == begin[1] != begin[2]
 
 
-def test_time_is_limited() -> None:
-    """An endless episode of slow steps is cut off after half of the time; a share of it follows."""
-    taken = []
+def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless episode whose steps take a second is cut off after half of the time; a share of it follows."""
+    taken: list[int] = []
+    monkeypatch.setattr(vector_env.time, "monotonic", lambda: 1000.0 + len(taken))
 
     def advance(shown: int) -> tuple[int, bool]:
-        time.sleep(0.01)
         taken.append(shown)
         return shown + 1, False
 
-    reached = play_ahead(lambda: 0, advance, 0.5, 0.2)
-    first = next(i for i in range(1, len(taken)) if taken[i] == 0)
-    assert 1 <= first <= 10
-    assert reached == len(taken) - first == first // 2
+    assert play_ahead(lambda: 0, advance, 0.5, 20) == 5
+    assert taken == [*range(10), *range(5)]
+
+
+def test_an_endless_episode_is_cut_off_without_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector_env, "MAX_STEPS_AHEAD", 30)
+    assert play_ahead(lambda: 0, lambda shown: (shown + 1, False), 0.5, math.inf) == 15
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "PongNoFrameskip-v4"])
+def test_it_is_refused_where_environments_are_stepped_together(tmp_path: Path, env: str) -> None:
+    with pytest.raises(UserError, match="stepped together, in C\\+\\+ or NumPy, and cannot begin apart; leave it at 0"):
+        APPO(env, train_dir=str(tmp_path), decorrelate_experience_max_seconds=1, serial_mode=True)
 
 
 def test_an_episode_that_ends_too_early_begins_anew() -> None:

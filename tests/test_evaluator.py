@@ -223,7 +223,8 @@ class Bench:
         torch.manual_seed(0)
         self.model = ActorCritic(cfg, obs_space, action_space)
         self.buffers = make_buffers(cfg, obs_space, action_space, self.model)
-        self.buffers.best_score.fill_(np.inf)  # there is no folder in which a best one could be saved
+        self.buffers.best_score.fill_(np.inf)  # nothing is better: there is no folder in which it could be saved
+        self.buffers.best_sort.fill_(9)
         self.reports: list[dict[str, float]] = []
         self.evaluator = Evaluator(cfg, self.buffers, [CPU], self.receive)
 

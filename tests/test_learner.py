@@ -27,12 +27,10 @@ from learner import (
     masked_std,
     normalize_advantages,
     ppo_policy_loss,
-    steps_per_pass,
 )
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
-from shared_buffers import CURRENT, SLOTS, SPLIT, STOP, num_bytes, trajectory_specs
-from vector_env import EnvInfo
+from shared_buffers import CURRENT, SLOTS, SPLIT, STOP, SharedBuffers, num_bytes
 from vtrace import gae, vtrace
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
@@ -731,25 +729,33 @@ def test_the_learning_rate_may_change_on_resume(tmp_path: Path, lr_schedule: str
     assert Rig(resume_from=path, learning_rate=0.02, **settings).learner.learning_rate == expected
 
 
-def test_large_one_hot_vectors_are_made_in_parts_and_estimated() -> None:
-    """20,000 options, 1,000 samples at once: 100 MB of uint8 and float32; at most 64 MB may exist."""
-    space = {"obs": spaces.Discrete(20_000)}
-    assert steps_per_pass(space) == 640
-    assert steps_per_pass({"obs": spaces.Discrete(10**9)}) == 1
-    assert steps_per_pass({"obs": spaces.MultiDiscrete([10_000, 10_000])}) == 640
-    model = make_model(Config(encoder_mlp_layers=(8,)), space, DISCRETE)
-    info = EnvInfo(["agent"], [0], [(space, DISCRETE)], None)
+def test_one_hot_vectors_are_in_the_memory_estimate() -> None:
+    """The oracle: what autograd keeps of them between forward and backward pass, and one vector for each agent."""
+    space, n = {"obs": spaces.Discrete(5000)}, 5000
+
+    def make(num_envs: int, batch_size: int) -> tuple[Config, SharedBuffers, ActorCritic]:
+        cfg = Config(env="test", device="cpu", num_workers=1, num_envs_per_worker=num_envs, batch_size=batch_size,
+                     rollout=8, encoder_mlp_layers=(8,), worker_num_splits=1)
+        model = make_model(cfg, space, DISCRETE)
+        return cfg, make_buffers(cfg, space, DISCRETE, model), model
 
     def estimate(num_envs: int, batch_size: int) -> int:
-        cfg = Config(env="test", num_workers=1, num_envs_per_worker=num_envs, batch_size=batch_size, rollout=8,
-                     encoder_mlp_layers=(8,), worker_num_splits=1)
-        specs = trajectory_specs(cfg, space, DISCRETE, 0)
-        return estimate_memory(cfg, info, [0], [model], [CPU]) - num_bytes(specs, num_envs + 2 * batch_size // 8)
+        cfg, buffers, model = make(num_envs, batch_size)
+        stored = num_bytes(buffers.specs[0], num_envs + 2 * cfg.trajectories_per_dataset)
+        return estimate_memory(cfg, buffers.info, [0], [model], [CPU]) - stored
 
-    one = 20_000 * 5
-    assert estimate(9, 64) - estimate(8, 64) == one, "each environment acts"
-    assert estimate(8, 72) - estimate(8, 64) == 8 * one, "a minibatch is learned from"
-    assert estimate(8, 8000) - estimate(8, 640) == 0, "in parts of 640"
+    kept: dict[int, int] = {}  # bytes of the vectors, by their place in memory
+    cfg, buffers, _ = make(8, 64)
+    learner = Learner(cfg, buffers, 0, CPU, lambda report: None)
+    data = {name: tensor[:8].clone() for name, tensor in buffers.trajectories_of(0).items()}
+    data["valid"][:] = True
+    with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: (kept.update({x.data_ptr(): x.nbytes}) if n in x.shape and x.shape[0] != 8 else None, x)[1],
+            lambda x: x):
+        learner.backward(data)
+    assert sum(kept.values()) == 8 * 9 * n * 4
+    assert estimate(8, 128) - estimate(8, 64) >= sum(kept.values())
+    assert estimate(16, 64) - estimate(8, 64) >= 8 * n * 4, "every agent acts"
 
 
 # ---- publishing and slots ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 import envs
+from appo import APPO
 from config import make_config
 from evaluator import RandomPlayer, play
+from multi_agent import ParallelVectorEnv
 from vector_env import VectorEnv
 
 
@@ -27,7 +30,11 @@ def games() -> list[str]:
 def make(name: str, moves: list[Any]) -> VectorEnv:
     """Make one game that adds to `moves` who moves whenever the game itself, below all conversions, is moved."""
     env = envs.make_vector_env(make_config({"env": f"pettingzoo:{name}"}), 1)
-    game = env._envs[0].aec_env
+    count_moves(env._envs[0].aec_env, moves)
+    return env
+
+
+def count_moves(game: Any, moves: list[Any]) -> None:
     step = game.step
 
     def count(action: Any) -> None:
@@ -36,13 +43,41 @@ def make(name: str, moves: list[Any]) -> VectorEnv:
         step(action)
 
     game.step = count
-    return env
 
 
 def test_all_collections_are_there() -> None:
     names = games()
     assert sum(name.startswith("classic.") for name in names) == 9
     assert sum(name.startswith("mpe2.") for name in names) >= 9
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_env_behind_wrappers_tells_whose_turn_it_is() -> None:
+    """Also in the first step, when no info does."""
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel  # noqa: PLC0415
+    from pettingzoo.utils.wrappers import BaseParallelWrapper  # noqa: PLC0415
+
+    def make_wrapped() -> Any:
+        game = importlib.import_module("pettingzoo.classic.leduc_holdem_v4").env()
+        return BaseParallelWrapper(BaseParallelWrapper(turn_based_aec_to_parallel(game)))
+
+    assert ParallelVectorEnv(make_wrapped, 3, "wrapped").reset(0).active.sum() == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_learned_from_are_moves(tmp_path: Path) -> None:
+    """Through the rollout worker: each valid row is one move."""
+    settings = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "serial_mode": True,
+                "num_batches_per_epoch": 1, "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu"}
+    moves: list[Any] = []
+    with APPO("pettingzoo:classic.leduc_holdem_v4", train_dir=str(tmp_path), **settings) as appo:
+        (split,) = appo.rollout_workers[0].splits.values()
+        for env in split.env._envs:
+            count_moves(env.aec_env, moves)
+        appo.train(600)
+        closed = int(appo.buffers.policy_steps.sum())
+    assert 0 <= len(moves) - closed <= 8, "the last move of each agent waits for what follows"
+    assert closed > 300
 
 
 @pytest.mark.filterwarnings("ignore")  # what the games themselves use that is outdated

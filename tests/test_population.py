@@ -176,7 +176,7 @@ class Watch:
             wanted = learner.buffers.settings[learner.policy, 0]  # the learning rate is the first of them
             self.sgd_steps.append(SgdStep(
                 learner.policy, int(learner.buffers.env_steps.sum()), float(wanted), *rates,
-                int(learner.shared.first_version), data["policy_version"].clone(), data["valid"].clone()))
+                learner.shared.weights.first_version, data["policy_version"].clone(), data["valid"].clone()))
             return stats
 
         for owner, name, function in (
@@ -396,7 +396,7 @@ def test_a_mutated_learning_rate_survives_the_optimizer_of_the_donor(
     watch = finished.watch
     if lr_schedule != "constant":
         watch = Watch(monkeypatch)
-        run(tmp_path, 800, **PBT | {"num_policies": 3, "lr_schedule": lr_schedule})
+        run(tmp_path, 1600, **PBT | {"num_policies": 3, "lr_schedule": lr_schedule})
     mutated = {done.policy for done in watch.copies} - {0}
     assert mutated
     first_steps = [next(step for step in watch.sgd_steps[number:] if step.policy == policy)
@@ -440,7 +440,7 @@ def test_agents_of_a_replaced_policy_begin_with_an_empty_memory(
     sgd_step, found = Learner.sgd_step, []
 
     def watched_sgd_step(learner: Learner, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        is_new = data["policy_version"] >= learner.shared.first_version
+        is_new = data["policy_version"] >= learner.shared.weights.first_version
         found.append(data["new_episode"][:, 1:-1][~is_new[:, :-1] & is_new[:, 1:]])
         return sgd_step(learner, data)
 
@@ -645,7 +645,7 @@ def test_after_a_crash_settings_are_those_that_the_weights_were_learned_with(tmp
         settle(running)
         population, steps, events = running.population, running.env_steps, events_of(running.cfg.run_dir)
         saved = copy.deepcopy((population.settings, population.shaping, population.last_update))
-        running.train(600)
+        running.train(1500)
         assert (population.settings, population.shaping, population.last_update) != saved
         lost = events_of(running.cfg.run_dir)[len(events):]
         assert any(event["donor"] is not None for event in lost)
@@ -660,8 +660,10 @@ def test_after_a_crash_settings_are_those_that_the_weights_were_learned_with(tmp
         assert events_of(tmp_path / "run") == events
         assert metrics_of(tmp_path)[-1]["env_steps"] <= resumed.env_steps == steps
         resumed.train(300)
-    rows = [row["env_steps"] for row in metrics_of(tmp_path)]
-    assert rows == sorted(rows)
+    for name in ("env_steps", "num_episodes"):
+        numbers = [row[name] for row in metrics_of(tmp_path)]
+        assert numbers == sorted(numbers)
+        assert max(b - a for a, b in itertools.pairwise(numbers)) < 300, "nothing jumps over what was lost"
     assert "reports of what came after the checkpoint" in (tmp_path / "run" / "log.txt").read_text()
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard" / "policy_00")).Reload()
     drawn = [scalar.step for scalar in board.Scalars("train/loss")]
@@ -677,10 +679,10 @@ def test_reports_after_the_checkpoint_and_broken_ones_are_cut_out(tmp_path: Path
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"env_steps": steps, "fps": 1.5}) for steps in (10, 20, 20, 30)]
     path.write_text("\n".join([*lines, rest]) if rest else "\n".join(lines) + "\n")
-    assert cut_lost_rows(path, 20) == 1 + bool(rest)
+    assert cut_lost_rows(path, 20) == (1 + bool(rest), {"env_steps": 20, "fps": 1.5})
     assert path.read_text() == "\n".join(lines[:3]) + "\n"
-    assert cut_lost_rows(path, 20) == 0
-    assert cut_lost_rows(tmp_path / "none.jsonl", 20) == 0
+    assert cut_lost_rows(path, 20) == (0, {"env_steps": 20, "fps": 1.5})
+    assert cut_lost_rows(tmp_path / "none.jsonl", 20) == (0, {})
 
 
 # ---- what policies are ranked by ---------------------------------------------------------------------------------
@@ -689,8 +691,8 @@ def test_reports_after_the_checkpoint_and_broken_ones_are_cut_out(tmp_path: Path
 def make_records(tmp_path: Path, num_policies: int = 3, resumed: bool = False) -> Records:
     cfg = make_config({"env": "tiny", "train_dir": str(tmp_path), "num_policies": num_policies})
     cfg.run_dir.mkdir(exist_ok=True)
-    return Records(cfg, resumed_at=100 if resumed else None, sgd_steps=[9 * resumed] * num_policies,
-                   best_score=torch.full((num_policies,), -math.inf))
+    buffers = SimpleNamespace(best_score=torch.full((num_policies,), -math.inf), best_sort=torch.zeros(num_policies))
+    return Records(cfg, buffers, resumed_at=100 if resumed else None, sgd_steps=[9 * resumed] * num_policies)
 
 
 def test_returns_are_never_ranked_beside_objectives(tmp_path: Path) -> None:
@@ -705,6 +707,19 @@ def test_returns_are_never_ranked_beside_objectives(tmp_path: Path) -> None:
     assert records.objectives([0, 0, 1]) == [0.5, 0.5, 90]
     assert records.policies[0].mean_return == pytest.approx((50 + 60 + 1e9 + 60) / 4)
     records.close_files()
+
+
+def test_who_never_reaches_an_objective_is_the_worst_and_holds_nobody_up(tmp_path: Path) -> None:
+    records = make_records(tmp_path)
+    records.add("episodes", [[(0, 1.0, 5, 0.5)]], 0)
+    for _ in range(100):
+        assert records.objectives([0, 0, 0])[1] is None, "it may still come"
+        records.add("episodes", [[(1, 70.0, 5, math.nan)]], 0)
+    assert records.objectives([0, 0, 0]) == [0.5, -math.inf, None]
+    records.close_files()
+    decision = pbt.decide(1, {0: 0.5, 1: -math.inf}, np.random.default_rng(0), fraction=0.3, relative_gap=0.1,
+                          absolute_gap=1e-6)
+    assert decision.donor == 0
 
 
 def test_a_resumed_policy_is_ranked_after_a_hundred_episodes(tmp_path: Path) -> None:
@@ -1057,11 +1072,11 @@ def test_snapshots_are_taken_at_the_period(tmp_path: Path) -> None:
 def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path) -> None:
     running = run(tmp_path, 1500, "HigherWins", self_play_snapshots=3, **SELF_PLAY)
     paths = snapshot_paths(running)
-    taken = int(running.buffers.policies[0].weights.versions[-1])
+    taken = int(running.buffers.policies[0].weights.versions[-2])
     assert taken > 4
     assert len(paths) == running.buffers.policies[0].weights.num_snapshots == 3
     kept = {load_checkpoint(path)["sgd_steps"]: flat(load_checkpoint(path)) for path in paths}
-    for number, version in enumerate(running.buffers.policies[0].weights.versions[1:-1].tolist()):
+    for number, version in enumerate(running.buffers.policies[0].weights.versions[1:-2].tolist()):
         assert torch.equal(snapshot_weights(running, 0, number), kept.pop(version))
     steps = [load_checkpoint(path)["policy_steps"] for path in paths]
 
@@ -1069,7 +1084,7 @@ def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path
         assert snapshot_paths(resumed) == paths, "none is taken at the beginning"
         weights = resumed.buffers.policies[0].weights
         assert weights.num_snapshots == 3
-        assert weights.versions[1:-1].tolist() == [load_checkpoint(path)["sgd_steps"] for path in paths]
+        assert weights.versions[1:-2].tolist() == [load_checkpoint(path)["sgd_steps"] for path in paths]
         for number, path in enumerate(paths):
             assert torch.equal(snapshot_weights(resumed, 0, number), flat(load_checkpoint(path)))
         assert torch.equal(weights._flat[0], flat(load_checkpoint(find_checkpoint(resumed.cfg.run_dir))))
@@ -1078,6 +1093,23 @@ def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path
     assert len(after) == 3
     assert after[-1] > steps[-1] // 150
     assert after == list(range(after[0], after[0] + 3))
+
+
+def test_after_a_crash_there_are_no_opponents_of_what_was_lost(tmp_path: Path) -> None:
+    with pytest.raises(Crash), make(tmp_path, "HigherWins", self_play_snapshots=3, **SELF_PLAY) as running:
+        running.train(600)
+        running.save()
+        saved = running.versions[0]
+        running.train(600)
+        raise Crash
+    assert any(load_checkpoint(path)["sgd_steps"] > saved for path in snapshot_paths(running))
+    with make(tmp_path, "HigherWins", self_play_snapshots=3, **SELF_PLAY) as resumed:
+        assert all(load_checkpoint(path)["sgd_steps"] <= saved for path in snapshot_paths(resumed))
+        weights = resumed.buffers.policies[0].weights
+        assert all(version <= saved for version in weights.versions[1 : 1 + weights.num_snapshots].tolist())
+        resumed.train(400)
+        newest = load_checkpoint(snapshot_paths(resumed)[-1])
+        assert newest["sgd_steps"] > saved, "its own snapshots are kept"
 
 
 def test_a_run_that_begins_anew_has_no_opponents_of_the_one_that_crashed_before_its_first_checkpoint(

@@ -370,7 +370,7 @@ def test_agents_forget_the_hidden_states_of_weights_that_were_replaced(rnn_type:
         if t == 3:
             rig.shared.weights.publish(rig.learner.model, 1)  # an ordinary SGD step
         elif t == 5:
-            rig.shared.first_version.fill_(2)  # announced before the weights are there
+            rig.shared.weights.first_version = 2  # announced before the weights are there
         elif t == 7:
             rig.shared.weights.publish(rig.learner.model, 2)
         elif t == 9:

@@ -92,8 +92,9 @@ def test_a_run_that_was_killed_before_it_saved_plays_other_levels_when_it_starts
     assert min(map(len, played)) > 20
 
 
-def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path) -> None:
+def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run in which nothing was learned would else repeat its minibatches, policies and actions."""
+    monkeypatch.chdir(tmp_path)
     settings = SMALL | {"train_dir": str(tmp_path), "experiment": "run", "serial_mode": True, "num_policies": 2}
     drawn = []
     for _ in range(2):
@@ -103,7 +104,8 @@ def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path) -> None:
     assert len({number for start in drawn for number in start}) == 8
 
 
-def test_a_damaged_count_is_refused_and_leaves_the_folder_free(tmp_path: Path) -> None:
+def test_a_damaged_count_is_refused_and_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     settings = SMALL | {"train_dir": str(tmp_path), "experiment": "run", "serial_mode": True}
     with APPO("test_seeding:Levels", **settings):
         pass

@@ -533,11 +533,10 @@ def masked_std(x: Tensor, valid: Tensor) -> Tensor:
 def normalize_advantages(advantages: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
     """Shift and scale advantages to mean 0 and deviation 1 over the valid entries, but blow no noise up.
 
-    A deviation below 1 % of the size of the value targets (and advantages), their root mean square, counts as that. Once
-    a task is solved, all advantages are errors of the value estimates: scaled to 1 they would let the policy walk at
-    random until it fails (CartPole: values of 100, a deviation of 0.001, returns of 500 that fell to 160;
-    `docs/performance.md`). Its price: rewards with a large constant part, which says nothing, are learned from as
-    noise; take it away.
+    A deviation below 1 % of the root mean square of targets and advantages counts as that. Once a task is solved, all
+    advantages are errors of the value estimates: scaled to 1 they would let the policy walk at random until it fails
+    (CartPole: values of 100, a deviation of 0.001, returns of 500 that fell to 160; `docs/performance.md`). The price:
+    where the same large reward comes in every step whatever is done, all else counts as noise; take it away.
     """
     size = masked_mean(targets.square() + advantages.square(), valid).sqrt()
     deviation = torch.maximum(masked_std(advantages, valid), ADVANTAGE_FLOOR * size).clamp(min=1e-30)  # of zeros: 0

@@ -2,14 +2,32 @@
 
 import dataclasses
 import math
+import multiprocessing
 import re
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
-from config import Config, UserError, find_function, load_saved, make_config, make_parser, reference
-from shared_buffers import check_num_slots
+from config import (
+    MAX_POLICIES,
+    Config,
+    UserError,
+    find_function,
+    load_saved,
+    make_config,
+    make_parser,
+    max_workers,
+    reference,
+)
+from model import make_model
+from shared_buffers import SharedBuffers, check_num_slots
+from vector_env import EnvInfo
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 SIGNED = ["obs_subtract_mean"]
@@ -356,3 +374,31 @@ def test_every_setting_is_read_by_a_component() -> None:
     unused = [name for name in FIELDS if not re.search(rf"\bself\.{name}\b", sources["config.py"])
               and not any(re.search(rf"\bcfg\.{name}\b", source) for source in sources.values())]
     assert unused == []
+
+
+def test_at_its_limits_a_run_hands_over_no_more_file_descriptors_than_a_child_can_take() -> None:
+    """256 at once are the limit of the fork server, which takes 4 itself; the pipe of the reports is one more."""
+    cfg = make_config({"env": "tiny", "num_policies": MAX_POLICIES, "num_workers": max_workers(MAX_POLICIES),
+                       "num_envs_per_worker": 1, "worker_num_splits": 1, "with_pbt": True, "rollout": 2,
+                       "batch_size": 2, "encoder_mlp_layers": (2,), "device": "cpu"})
+    obs_space = {"obs": spaces.Box(-1, 1, (1,), np.float32), "action_mask": spaces.MultiBinary(2)}
+    model = make_model(cfg, obs_space, spaces.Discrete(2))
+    info = EnvInfo(["agent"], [0], [(obs_space, spaces.Discrete(2))], {"pay": 1.0})
+    buffers = SharedBuffers(cfg, info, [0] * MAX_POLICIES, [model] * MAX_POLICIES, [torch.device("cpu")] * MAX_POLICIES,
+                            multiprocessing.get_context("forkserver"))
+    handed_over = []
+
+    class Child:
+        @staticmethod
+        def duplicate_for_child(descriptor: int) -> int:
+            handed_over.append(descriptor)
+            return descriptor
+
+        DupFd = staticmethod(int)
+
+    set_spawning_popen(Child())
+    try:
+        ForkingPickler.dumps((cfg, buffers))
+    finally:
+        set_spawning_popen(None)
+    assert 100 < len(handed_over) <= 256 - 4 - 1

@@ -40,6 +40,7 @@ from children import start_server
 from config import Config, UserError, cpu_cores, load_saved, make_config, reference, run_dir_of, write_atomically
 from envs import make_vector_env, profile
 from evaluator import Evaluator
+from flat_spaces import ACTION_MASK, num_options
 from learner import CPU_BYTES_PER_PASS, Learner
 from machine import explain, this_machine
 from model import body_dtype, choose_device, make_model, one_hot_bytes
@@ -97,8 +98,9 @@ class APPO:
         cfg = self.cfg = configure(given)
         context = None if cfg.serial_mode else start_server()  # first, since it takes seconds
         self.devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
-        self.info = probe(cfg)
+        self.info = probe(cfg, must_play_ahead=given.get("decorrelate_experience_max_seconds", 0) > 0)
         check_opponents(cfg, self.info)
+        check_one_hot(cfg, self.info)
         kind_of_policy = assign_kinds(cfg, self.info)
         models, paths, states = zip(*(load_policy(cfg, policy, *self.info.kinds[kind])
                                       for policy, kind in enumerate(kind_of_policy)), strict=True)
@@ -638,6 +640,19 @@ def check_memory(cfg: Config, needed: int, needed_by: Callable[[int], int]) -> N
                         "--batch_size")
 
 
+def check_one_hot(cfg: Config, info: EnvInfo) -> None:
+    """Raise `UserError` when the first layer of the network for a large Discrete observation alone is too large."""
+    available = psutil.virtual_memory().available
+    for obs_space, _ in info.kinds:
+        for name, space in obs_space.items():
+            size = sum(num_options(space)) * (cfg.encoder_mlp_layers[0] if cfg.encoder_mlp_layers else 1)
+            needed = 4 * size * (5 + cfg.policy_workers_per_policy)  # as in `estimate_memory`
+            if name != ACTION_MASK and needed > available:
+                raise UserError(f"observation '{name}' has {sum(num_options(space)):,} options; as one-hot vectors "
+                                f"they need a network of {needed / 1e9:,.0f} GB, {available / 1e9:.0f} GB are free; "
+                                "let the environment give numbers or bits instead")
+
+
 def describe_space(space: Any) -> str:
     """Show a space in a few characters: a Box by its shape."""
     return "x".join(map(str, space.shape)) if isinstance(space, spaces.Box) else str(space)
@@ -652,12 +667,15 @@ def cpu_description() -> str:
 # ---- the run's folder --------------------------------------------------------------------------------------------
 
 
-def probe(cfg: Config) -> EnvInfo:
-    """Make and reset one environment to learn about it (an action mask may only show in the info of a reset)."""
+def probe(cfg: Config, *, must_play_ahead: bool = False) -> EnvInfo:
+    """Make and reset one environment to learn about it (an action mask may only show in the info of a reset).
+
+    Raises `UserError` when decorrelated starts were asked for (not only the family's default) and cannot be.
+    """
     env = make_vector_env(cfg, 1)
     env.reset([derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)])
     env.close()
-    if cfg.decorrelate_experience_max_seconds and not env.plays_ahead:
+    if must_play_ahead and not env.plays_ahead:
         raise UserError(f"--decorrelate_experience_max_seconds: the environments of {cfg.env} are stepped together, in "
                         "C++ or NumPy, and cannot begin apart; leave it at 0")
     return describe(env)
@@ -691,7 +709,8 @@ def configure(given: Mapping[str, Any]) -> Config:
     here = {name: given.get(name, default) for name, default in defaults.items()}
     env_profile = profile(here["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(here["train_dir"], here["experiment"], here["env"])
-    if here["restart_behavior"] != "resume" or checkpoint.find_checkpoint(run_dir) is None:
+    has_checkpoint = any(run_dir.glob("checkpoints/policy_*/checkpoint_*.pt"))
+    if here["restart_behavior"] != "resume" or not has_checkpoint:
         return make_config(env_profile, given)
     saved = load_saved(run_dir / "config.json")
     if saved["env"] != here["env"]:

@@ -29,7 +29,7 @@ from gymnasium.vector.utils import batch_space
 from config import Config, UserError
 from flat_spaces import is_channels_last
 from machine import automatic, this_machine
-from multi_agent import PREFIX, ParallelVectorEnv, is_parallel, pettingzoo_maker
+from multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
 from vector_env import LARGEST, Guard, GymVectorEnv, VectorEnv
 
 # ---- families and their profiles ---------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "max_grad_norm": 1.0,
     },
     "classic_control": {
-        "train_for_env_steps": 500_000, "num_envs": 32, "rollout": 32,
+        "train_for_env_steps": 500_000, "num_envs": 32, "rollout": 32, "decorrelate_experience_max_seconds": 10.0,
         "batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
         "lr_adaptive_max": 2e-3, "adam_eps": 1e-5,
@@ -60,7 +60,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },
     "mujoco": {
-        "num_envs": 32, "rollout": 64,
+        "num_envs": 32, "rollout": 64, "decorrelate_experience_max_seconds": 10.0,
         "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "linear_decay", "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
@@ -96,6 +96,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
     "other": {
         "num_envs": 32, "rollout": 64,  # an LSTM learned to remember 51 steps with 64, not with 32
+        "decorrelate_experience_max_seconds": 10.0,
         "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
         "lr_adaptive_max": 5e-4, "adam_eps": 1e-5, "kl_loss_coeff": 1.0,  # as for MiniGrid
@@ -316,7 +317,7 @@ def makes_parallel_env(spec: EnvSpec) -> bool:
 
 def parallel_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
     """Make one environment of several agents."""
-    return call_maker(spec.entry_point, cfg.env, render_mode, spec.kwargs)
+    return convert_turns(call_maker(spec.entry_point, cfg.env, render_mode, spec.kwargs))
 
 
 def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) -> gym.Env:

@@ -204,14 +204,18 @@ def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
 def random_action(space: spaces.Space, mask: Any, rng: np.random.Generator | None) -> Any:
     """Draw one action: every choice that the mask allows alike (None: all), numbers from a standard Gaussian.
 
-    Without a generator it is the action of an agent that does not act, all zeros.
+    Without a generator it is the action of an agent that does not act, all zeros. Raises `ValueError` when nothing is
+    allowed.
     """
     allowed = np.ones(mask_size(space), bool) if mask is None else flatten_mask(mask)
     row = np.zeros((1, num_columns(space)), np.float32)
     column = option = 0
     for leaf in action_leaves(space).values() if rng is not None else ():
         for n in num_options(leaf):
-            row[0, column] = rng.choice(np.flatnonzero(allowed[option : option + n]))
+            choices = np.flatnonzero(allowed[option : option + n])
+            if not len(choices):
+                raise ValueError("the action mask forbids every action")
+            row[0, column] = rng.choice(choices)
             column, option = column + 1, option + n
         if not num_options(leaf):
             end = column + int(np.prod(leaf.shape))

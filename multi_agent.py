@@ -28,7 +28,6 @@ from config import UserError
 from flat_spaces import ACTION_MASK, flatten_mask, random_action
 from seeding import consecutive
 from vector_env import (
-    TRUE_OBJECTIVE,
     AgentKind,
     Ahead,
     EnvironmentFailure,
@@ -36,6 +35,7 @@ from vector_env import (
     VectorEnv,
     naming_failures,
     play_ahead,
+    read_objective,
 )
 
 PREFIX = "pettingzoo:"
@@ -54,10 +54,17 @@ def pettingzoo_maker(env_id: str) -> Callable[..., Any]:
     if hasattr(module, "parallel_env"):
         return module.parallel_env
     if hasattr(module, "env"):
-        from pettingzoo.utils.conversions import turn_based_aec_to_parallel  # noqa: PLC0415  optional package
-
-        return lambda **kwargs: turn_based_aec_to_parallel(module.env(**kwargs))
+        return lambda **kwargs: convert_turns(module.env(**kwargs))
     raise UserError(f"--env={env_id}: module '{name}' has neither parallel_env nor env; name one as in {EXAMPLE}")
+
+
+def convert_turns(env: Any) -> Any:
+    """Give a turn-based PettingZoo game (AEC) the parallel API; return anything else as it is."""
+    if not hasattr(env, "agent_iter"):
+        return env
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel  # noqa: PLC0415  optional package
+
+    return turn_based_aec_to_parallel(env)
 
 
 def _import_module(env_id: str, name: str) -> ModuleType:
@@ -215,9 +222,9 @@ class ParallelVectorEnv(VectorEnv):
             for agent in live:
                 m = first + self._number[agent]
                 info = infos.get(agent) or {}
-                rewards[m] = reward.get(agent, 0.0)
                 terminated[m], truncated[m] = ended.get(agent, False), cut.get(agent, False)
-                objectives[m] = info.get(TRUE_OBJECTIVE, np.nan)
+                with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
+                    rewards[m], objectives[m] = reward.get(agent, 0.0), read_objective(info)
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
                     mask = self._read_mask(self.kinds[kind_number], obs[agent], info)

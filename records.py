@@ -59,7 +59,7 @@ class PolicyRecords:
 
         self.tensorboard = SummaryWriter(
             cfg.run_dir / "tensorboard" / f"policy_{policy:02}", max_queue=1000, flush_secs=10,
-            purge_step=None if resumed_at is None else resumed_at + 1)  # hides what came after the checkpoint
+            purge_step=0 if resumed_at is None else resumed_at + 1)  # hides what came after the checkpoint
 
     @property
     def mean_return(self) -> float:

@@ -12,7 +12,7 @@ the first observations of the next episode.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -165,6 +165,8 @@ class AgentKind:
 
 def out_of_range(what: str, value: np.ndarray, low: Any, high: Any) -> tuple[int, str] | None:
     """Find the first entry of an array that is not within limits, and describe it."""
+    if value.dtype.itemsize < 4:
+        value = value.astype(np.float32)  # the limits do not fit into a float16
     good = (value >= low) & (value <= high)  # False for nan
     if good.all():
         return None
@@ -341,8 +343,8 @@ class Guard(gym.Wrapper):
     """Stands between one environment and gymnasium's `SyncVectorEnv`.
 
     When reset() or step() raises, it says which environment it was, with which seed and in which step. Of the infos it
-    passes on only what somebody reads: gymnasium joins those of all environments in arrays that are made for the first
-    one, and fails where shapes differ. For that reason too a true objective becomes a float.
+    passes on only what somebody reads, in one form: gymnasium joins those of all environments in arrays that are made
+    for the first one, and fails where types or shapes differ.
     """
 
     def __init__(self, env: gym.Env, name: str) -> None:
@@ -366,8 +368,9 @@ class Guard(gym.Wrapper):
         """Step with a random action that is allowed; return observation and info, and whether the episode is over."""
         obs, info = shown
         in_obs = obs.get(ACTION_MASK) if isinstance(obs, dict) else None
-        obs, _, terminated, truncated, info = self.step(
-            random_action(self.action_space, info.get(ACTION_MASK, in_obs), rng))
+        with naming_failures(self._name, self._first_seed, self._num_steps, "step"):
+            action = random_action(self.action_space, info.get(ACTION_MASK, in_obs), rng)
+        obs, _, terminated, truncated, info = self.step(action)
         return (obs, info), terminated or truncated
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -377,10 +380,24 @@ class Guard(gym.Wrapper):
     def _call(self, what: str, function: Callable[[], tuple]) -> tuple:
         with naming_failures(self._name, self._first_seed, self._num_steps, what):
             *rest, info = function()
-            passed = {key: info[key] for key in (ACTION_MASK, TRUE_OBJECTIVE) if key in info}
-            if TRUE_OBJECTIVE in passed:
-                passed[TRUE_OBJECTIVE] = float(passed[TRUE_OBJECTIVE])
+            passed: dict[str, Any] = {}
+            if (mask := info.get(ACTION_MASK)) is not None:
+                passed[ACTION_MASK] = mask if isinstance(mask, dict) else flatten_mask(mask)  # a dict is refused
+            if not np.isnan(objective := read_objective(info)):
+                passed[TRUE_OBJECTIVE] = objective
             return *rest, passed
+
+
+def read_objective(info: Mapping[str, Any]) -> float:
+    """Return the true objective that an info tells; nan: none. Raises `ValueError` for what is no finite number."""
+    value = info.get(TRUE_OBJECTIVE)
+    if value is None:
+        return np.nan
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = np.asarray(value, np.float64).item()
+        if not np.isinf(number):
+            return number
+    raise ValueError(f"info['{TRUE_OBJECTIVE}'] is {value!r}; it must be a finite number, or None")
 
 
 @contextlib.contextmanager

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 from counting_env import CountingEnv, make_counting_env
+from gymnasium import spaces
 from one_policy import CPU, make_buffers
 from test_rollout_worker import Threads
 
@@ -154,6 +156,19 @@ def start_threads(buffers: SharedBuffers, components: list[Any]) -> list[threadi
     for inbox in buffers.inboxes:
         inbox.put((RESUME, 0))
     return threads
+
+
+class Library(gym.Env):
+    observation_space = spaces.Discrete(2**40)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return 5, {}
+
+
+def test_a_network_that_fits_nowhere_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"observation 'obs' has 1,099,511,627,776 options; as one-hot vectors"):
+        APPO("test_appo:Library", train_dir=str(tmp_path), serial_mode=True)
 
 
 def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The environment families: Atari in C++ against gymnasium's wrappers, autoreset, time limits, spaces, masks, ids."""
 
 import copy
+import math
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ import envs
 from config import Config, UserError, make_config
 from envs import make_vector_env
 from flat_spaces import num_columns
-from vector_env import GymVectorEnv, Step, VectorEnv
+from vector_env import EnvironmentFailure, GymVectorEnv, Step, VectorEnv
 
 
 def make_cfg(env_id: str, **settings: Any) -> Config:
@@ -333,11 +334,15 @@ class Telling(TinyEnv):
         super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
         self.number, Telling.made = Telling.made, Telling.made + 1
 
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"action_mask": np.ones(2)}
+
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, *_ = super().step(action)
-        objective = [1, 0.4, np.float32(0.25), np.array(0.75), None][self.number]
-        info = {} if objective is None else {"true_objective": objective}
-        why = ["words", 3, None, {"deep": np.ones(self.number)}, ()][self.number]
+        info = [{"true_objective": objective} for objective in (1, 0.4, np.float32(0.25), np.array([0.75]), None)]
+        info = [*info, {}][self.number]
+        info["action_mask"] = [np.array([1, 0]), None, (np.array([0, 1]),), [True, True], np.ones(2), None][self.number]
+        why = ["words", 3, None, {"deep": np.ones(self.number)}, (), 0][self.number]
         shapes = {"path": np.zeros(3 + self.number), "why": why}
         return obs, reward, True, False, info | shapes
 
@@ -345,9 +350,54 @@ class Telling(TinyEnv):
 def test_objectives_are_floats_whatever_the_first_environment_tells(register: Any) -> None:
     """Gymnasium makes an array of the first one's type: 0.4 would become 0. Infos of any shape do no harm."""
     Telling.made = 0
-    env = make(register(Telling), 5)
+    env = make(register(Telling), 6)
     env.reset(0)
-    np.testing.assert_array_equal(env.step(rows(0, 0, 0, 0, 0)).objectives, [1, 0.4, 0.25, 0.75, np.nan])
+    np.testing.assert_array_equal(env.step(rows(*[0] * 6)).objectives, [1, 0.4, 0.25, 0.75, np.nan, np.nan])
+    for _ in range(2):  # a step that resets, and the next one
+        step = env.step(rows(*[0] * 6))
+    assert step.obs[0]["action_mask"].shape == (6, 2)
+
+
+class TellsNonsense(TinyEnv):
+    def __init__(self, objective: Any) -> None:
+        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+        self.objective = objective
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:-1], {"true_objective": self.objective}
+
+
+@pytest.mark.parametrize("objective", ["much", math.inf, -math.inf, [1.0, 2.0], {}])
+def test_an_objective_that_is_no_finite_number_is_refused_by_name(register: Any, objective: Any) -> None:
+    env = make(register(TellsNonsense, objective=objective))
+    env.reset(3)
+    with pytest.raises(EnvironmentFailure, match=r"TinyForTest-v0, seed 3, step 1: step\(\) raised ValueError: "
+                       r"info\['true_objective'\] is .*; it must be a finite number, or None"):
+        env.step(rows(0, 0))
+
+
+class Halves(TinyEnv):
+    """Observations of 16 bits, which cannot hold what is refused."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__(spaces.Box(-np.inf, np.inf, (2,), np.float16), spaces.Discrete(2))
+        self.number = number
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.full(2, self.number, np.float16), *super().step(action)[1:]
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinity_in_16_bits_is_refused_too(register: Any) -> None:
+    env = make(register(Halves, number=60000.0))
+    env.reset(3)
+    env.step(rows(0, 0))
+    gym.registry.pop("TinyForTest-v0")
+    gym.register("TinyForTest-v0", Halves, kwargs={"number": math.inf})
+    env = make("TinyForTest-v0")
+    env.reset(3)
+    with pytest.raises(EnvironmentFailure, match="seed 3, step 1: observation 'obs' is not finite"):
+        env.step(rows(0, 0))
 
 
 class RequiresRenderMode(TinyEnv):

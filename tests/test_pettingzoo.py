@@ -64,6 +64,16 @@ def test_an_env_behind_wrappers_tells_whose_turn_it_is() -> None:
     assert ParallelVectorEnv(make_wrapped, 3, "wrapped").reset(0).active.sum() == 3
 
 
+def make_turns() -> Any:
+    return importlib.import_module("pettingzoo.classic.leduc_holdem_v4").env()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_may_return_a_turn_based_game() -> None:
+    env = envs.make_vector_env(make_config({"env": "test_pettingzoo:make_turns"}), 3)
+    assert env.reset(0).active.sum() == 3
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_learned_from_are_moves(tmp_path: Path) -> None:
     """Through the rollout worker: each valid row is one move."""

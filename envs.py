@@ -48,7 +48,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "train_for_env_steps": 500_000, "num_envs": 32, "rollout": 32, "decorrelate_experience_max_seconds": 10.0,
         "batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4,
         "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5,
+        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5, "kl_loss_coeff": 1.0,  # as for MiniGrid
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
         "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },

@@ -250,7 +250,7 @@ class APPO:
         weights = self.buffers.policies[policy].weights
         if self.cfg.self_play_past_fraction:
             folder = checkpoint.policy_dir(self.cfg.run_dir, policy)
-            for path in folder.glob("snapshot_*.pt"):
+            for path in list(folder.glob("snapshot_*.pt")):
                 if int(path.name.split("_")[1]) > state["sgd_steps"]:  # it came after the checkpoint, before a crash
                     path.unlink()
             for path in sorted(folder.glob("snapshot_*.pt"))[-self.cfg.self_play_snapshots:]:

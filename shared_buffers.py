@@ -276,7 +276,7 @@ class SharedBuffers:
         self.evaluation_steps = shared()  # a sign of life of the evaluator
         # set once, by the supervisor: a learner leaves its dataset after at most one more SGD step
         self.stopping = shared(dtype=torch.bool)
-        # of each policy: the score of best.pt, its sort, and the decisions at its last update by population-based training
+        # of each policy: the score of best.pt, its sort, its decisions at its last update by population-based training
         self._of_policies = shared(3, cfg.num_policies, dtype=torch.float64)
         self.best_score.fill_(-math.inf)
         # population-based training: the settings of each policy, in the order of their names

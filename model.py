@@ -260,8 +260,10 @@ def convolutions(architecture: str, channels: int, nonlinearity: type[nn.Module]
                        ResidualBlock(out, nonlinearity), ResidualBlock(out, nonlinearity)]
             channels = out
         return nn.Sequential(*layers, nonlinearity())
-    # (filters, size, stride): convnet_atari is the Nature CNN (doi:10.1038/nature14236), the other Sample Factory's
+    # (filters, size, stride): convnet_atari is the Nature CNN (doi:10.1038/nature14236), convnet_a3c the smaller one of
+    # A3C (arXiv 1602.01783), a third of the arithmetic; convnet_simple is Sample Factory's
     plans = {"convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+             "convnet_a3c": ((16, 8, 4), (32, 4, 2)),
              "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
              "convnet_small": ((16, 2, 1), (32, 2, 1), (64, 2, 1))}
     for out, size, stride in plans[architecture]:

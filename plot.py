@@ -2,15 +2,17 @@
 
 Reads each run's `metrics.jsonl`: the true mean return of the last 100 episodes (or another key) over minutes of
 training and env_steps, each policy of a population as a thin line, and the scores of evaluations during training as
-dots. With `--by_folder` all runs that lie in one folder have one color, to compare settings over several seeds. With
-`--population` it reads the `population.jsonl` of one run: the objective of each policy and all that was mutated over
-the policy's env_steps, with an arrow from the donor wherever a policy was replaced.
+dots. With `--by_folder` the runs that lie in one folder are seeds of one setting: a thick line is their mean as far as
+all of them reach, the band around it its 95 % interval, thin lines are the runs. With `--population` it reads the
+`population.jsonl` of one run: the objective of each policy and all that was mutated over the policy's env_steps, with
+an arrow from the donor wherever a policy was replaced.
 """
 
 import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ import matplotlib as mpl
 
 mpl.use("agg")  # a backend without a window
 
+import numpy as np
 from matplotlib import pyplot as plt
+from scipy import stats
 
 from config import UserError, nearest
 from records import read_history
@@ -27,6 +31,8 @@ FORMATS = ("png", "svg", "pdf", "jpg")
 LABELS = {"mean_return": "mean return of the last 100 episodes",
           "true_objective": "mean true objective of the last 100 episodes",
           "win_rate_vs_past": "share of the last 100 games won against the past"}
+POINTS = 200  # of a mean curve
+Curve = tuple[list[float], list[float]]  # places and values
 
 
 def read_rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -46,31 +52,62 @@ def read_curves(run_dir: Path, key: str) -> list[tuple[list[float], list[float],
     return curves
 
 
-def read_evaluations(run_dir: Path) -> tuple[list[float], list[float]]:
-    """Read the millions of env_steps and the mean returns of evaluations during training (`--eval_every_env_steps`)."""
+def read_evaluations(run_dir: Path) -> list[tuple[float, float]]:
+    """Read the million env_steps and the mean return of each evaluation during training (`--eval_every_env_steps`)."""
     parts = [part for row in read_rows(run_dir) for part in (row, *row.get("policies", ())) if "eval_return" in part]
-    return [part["eval_env_steps"] / 1e6 for part in parts], [part["eval_return"] for part in parts]
+    return [(part["eval_env_steps"] / 1e6, part["eval_return"]) for part in parts]
+
+
+def mean_curve(curves: list[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Average curves over the places that all of them reach, interpolated in between.
+
+    Returns the places, the mean, and the ends of its 95 % interval (bootstrap over the curves, percentiles), [POINTS]
+    each; nothing where the curves share no place.
+    """
+    begin, end = max(places[0] for places, _ in curves), min(places[-1] for places, _ in curves)
+    if begin >= end:
+        return (np.empty(0),) * 4
+    places = np.linspace(begin, end, POINTS)
+    values = np.array([np.interp(places, *curve) for curve in curves])
+    interval = stats.bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(0),
+                               n_resamples=1000).confidence_interval
+    return places, values.mean(0), interval.low, interval.high
+
+
+def draw_mean(panel: plt.Axes, curves: list[Curve], color: str, label: str | None) -> None:
+    """Draw the mean of several curves, and its interval as a band."""
+    places, mean, low, high = mean_curve(curves)
+    panel.plot(places, mean, color=color, linewidth=2, label=label)
+    panel.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def draw_group(panels: Sequence[plt.Axes], run_dirs: list[Path], key: str, color: str, label: str) -> None:
+    """Draw runs in one color over minutes and over env_steps, and their mean when there are several."""
+    is_alone = len(run_dirs) == 1
+    runs = [read_curves(run_dir, key) for run_dir in run_dirs]
+    for panel, axis in zip(panels, (0, 1), strict=True):
+        for whole, *policies in runs:
+            panel.plot(whole[axis], whole[2], color=color, linewidth=1.5 if is_alone else 0.5,
+                       label=label if is_alone else None)
+            for policy in policies:
+                panel.plot(policy[axis], policy[2], color=color, linewidth=0.5)
+        curves = [(run[0][axis], run[0][2]) for run in runs if run[0][2]]
+        if len(curves) > 1:
+            draw_mean(panel, curves, color, f"{label}, mean of {len(curves)}")
+    evaluations = [evaluation for run_dir in run_dirs for evaluation in read_evaluations(run_dir)]
+    if evaluations and key == "mean_return":
+        panels[1].plot(*zip(*evaluations, strict=True), "o", markersize=3, color=color, label=f"{label}, evaluation")
 
 
 def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mean_return", *,
          by_folder: bool = False) -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-    colors: dict[Path, str] = {}
+    groups: dict[Path, list[Path]] = {}
     for run_dir in run_dirs:
-        (minutes, env_steps, values), *policies = read_curves(run_dir, key)
-        group = run_dir.resolve().parent if by_folder else run_dir
-        label = None if group in colors else group.name
-        color = colors.setdefault(group, f"C{len(colors)}")
-        panels[0].plot(minutes, values, color=color)
-        panels[1].plot(env_steps, values, color=color, label=label)
-        for curve in policies:
-            panels[0].plot(curve[0], curve[2], color=color, linewidth=0.5)
-            panels[1].plot(curve[1], curve[2], color=color, linewidth=0.5)
-        evaluated_at, scores = read_evaluations(run_dir)
-        if scores and key == "mean_return":
-            panels[1].plot(evaluated_at, scores, "o", markersize=3, color=color,
-                           label=label and f"{label}, evaluation")
+        groups.setdefault(run_dir.resolve().parent if by_folder else run_dir, []).append(run_dir)
+    for number, (group, members) in enumerate(groups.items()):
+        draw_group(panels, members, key, f"C{number}", group.name)
     panels[0].set(xlabel="minutes", ylabel=LABELS.get(key, key))
     panels[1].set(xlabel="million env_steps")
     for panel in panels:
@@ -131,7 +168,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("output", type=Path, help="picture to write, for example curve.png")
     parser.add_argument("--goal", type=float, help="mark this value with a dashed line")
     parser.add_argument("--key", default="mean_return", help="what to draw: a key of metrics.jsonl [mean_return]")
-    parser.add_argument("--by_folder", action="store_true", help="one color for all runs that lie in one folder")
+    parser.add_argument("--by_folder", action="store_true",
+                        help="draw the mean, with its interval, of the runs that lie in one folder")
     parser.add_argument("--population", action="store_true",
                         help="draw what population-based training did in one run instead")
     args = parser.parse_args(argv)

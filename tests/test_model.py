@@ -278,7 +278,7 @@ def test_fast_elu_is_elu(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(32,), ()])
-@pytest.mark.parametrize("architecture", ["convnet_simple", "convnet_atari", "resnet_impala"])
+@pytest.mark.parametrize("architecture", ["convnet_simple", "convnet_atari", "convnet_a3c", "resnet_impala"])
 def test_image_encoders_take_both_orders_of_axes(architecture: str, sizes: tuple[int, ...]) -> None:
     cfg = config(encoder_conv_architecture=architecture, encoder_conv_mlp_layers=sizes)
     first, last = ImageEncoder((3, 44, 48), cfg), ImageEncoder((44, 48, 3), cfg)

@@ -64,7 +64,7 @@ def test_one_curve_over_minutes_and_one_over_env_steps(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(("flags", "labels", "num_colors"), [
-    ([], ["seed_0", "seed_1", "seed_0"], 3), (["--by_folder"], ["float32", "bfloat16"], 2)])
+    ([], ["seed_0", "seed_1", "seed_0"], 3), (["--by_folder"], ["float32, mean of 2", "bfloat16"], 2)])
 def test_runs_differ_in_color_unless_they_share_a_folder(flags: list[str], labels: list[str], num_colors: int,
                                                          tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [make_run(tmp_path / name, 0) for name in ("float32/seed_0", "float32/seed_1", "bfloat16/seed_0")]
@@ -73,6 +73,26 @@ def test_runs_differ_in_color_unless_they_share_a_folder(flags: list[str], label
     colors = [line.get_color() for line in panel.lines]
     assert len(set(colors)) == num_colors
     assert (colors[0] == colors[1]) == bool(flags)
+
+
+def test_the_mean_of_a_folder_reaches_as_far_as_all_its_runs_and_lies_in_its_band(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    for seed, (value, last) in enumerate([(0.0, 30), (3.0, 20), (9.0, 40)]):
+        rows = [{"wall_sec": 60.0 * i, "env_steps": 1e6 * i, "mean_return": value + i} for i in range(seed, last)]
+        runs.append(write_lines(tmp_path / f"setting/{seed}/metrics.jsonl", rows))
+    for panel in draw(monkeypatch, *runs, tmp_path / "curve.png", "--by_folder").axes:
+        mean = max(panel.lines, key=lambda line: line.get_linewidth())
+        x, y = mean.get_xydata().T
+        assert (x[0], x[-1]) == (2, 19)
+        np.testing.assert_allclose(y, x + 4)
+        band = panel.collections[0].get_paths()[0].vertices
+        offsets = band[:, 1] - band[:, 0]  # all curves have the same slope, so the band has the same width everywhere
+        assert -1e-9 < offsets.min() < 4 < offsets.max() < 9 + 1e-9
+
+
+def test_curves_that_share_no_place_have_no_mean() -> None:
+    assert [len(part) for part in plot.mean_curve([([0, 1], [5, 5]), ([2, 3], [5, 5])])] == [0] * 4
 
 
 def test_another_key_and_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

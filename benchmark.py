@@ -614,4 +614,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or its processes would wait for it for ever
     sys.exit(main(sys.argv[1:]))

@@ -111,6 +111,8 @@ class Config:
     exploration_loss: str = option("entropy", "learner", "keep the policy random by its entropy or its symmetric KL "
                                    "to the uniform policy", ("entropy", "symmetric_kl"))
     exploration_loss_coeff: float = option(0.003, "learner", "weight of the exploration loss")
+    exploration_loss_decay_env_steps: int = option(0, "learner", "the weight falls linearly to 0 over so many "
+                                                   "env_steps, resumes together; 0: it stays")
     kl_loss_coeff: float = option(0.0, "learner", "weight of KL(acting policy || new policy) in the loss")
     learning_rate: float = option(1e-4, "learner", "initial Adam learning rate")
     lr_schedule: str = option("constant", "learner", "linear_decay reaches 0 at train_for_env_steps; kl_adaptive "
@@ -277,10 +279,10 @@ POSITIVE = (
     "keep_checkpoints", "save_milestones_sec",
     "stall_timeout_sec")
 NON_NEGATIVE = (
-    "seed", "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff", "kl_loss_coeff",
-    "max_grad_norm", "max_policy_lag", "res_w", "res_h", "recurrence", "obs_scale", "eval_every_env_steps",
-    "pbt_start_mutation", "trace_sec", "decorrelate_experience_max_seconds", "pbt_replace_reward_gap",
-    "pbt_replace_reward_gap_absolute")
+    "seed", "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff",
+    "exploration_loss_decay_env_steps", "kl_loss_coeff", "max_grad_norm", "max_policy_lag", "res_w", "res_h",
+    "recurrence", "obs_scale", "eval_every_env_steps", "pbt_start_mutation", "trace_sec",
+    "decorrelate_experience_max_seconds", "pbt_replace_reward_gap", "pbt_replace_reward_gap_absolute")
 
 
 def _validate(c: Config) -> None:

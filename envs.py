@@ -4,8 +4,8 @@ Environments with a batched implementation of their own use it (Atari and CartPo
 gymnasium's `SyncVectorEnv`, and those of several agents in `multi_agent.py`.
 
 Each family has a profile: the settings of `Config` that learn well there, as data ("num_envs" is the number of all
-environments on two cores, spread over the rollout workers; `machine.py` adapts them to others). Used by
-`rollout_worker.py`, `appo.py` (the spaces), `evaluator.py` and `evaluate.py`.
+environments on two cores, spread over the rollout workers, "without_gpu" what is set otherwise there; `machine.py`
+makes settings of both). Used by `rollout_worker.py`, `appo.py` (the spaces), `evaluator.py` and `evaluate.py`.
 """
 
 import contextlib
@@ -43,6 +43,9 @@ PROFILES: dict[str, dict[str, Any]] = {
         "lr_adaptive_max": 2e-3, "adam_eps": 1e-5,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01,
         "max_grad_norm": 1.0,
+        "encoder_conv_architecture": "convnet_atari", "encoder_conv_mlp_layers": (512,),
+        "without_gpu": {"num_envs": 32, "batch_size": 512,
+                        "encoder_conv_architecture": "convnet_a3c", "encoder_conv_mlp_layers": (256,)},
     },
     "classic_control": {
         "train_for_env_steps": 500_000, "num_envs": 32, "rollout": 32, "decorrelate_experience_max_seconds": 10.0,
@@ -197,8 +200,11 @@ def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_profiles() -> str:
     """Describe the profiles in one paragraph each, for the command line's help."""
-    paragraphs = (f"{name}: " + ", ".join(f"{key}={value}" for key, value in settings.items())
-                  for name, settings in PROFILES.items())
+    def listed(settings: Mapping[str, Any]) -> str:
+        return ", ".join(f"without a GPU {listed(value)}" if key == "without_gpu" else f"{key}={value}"
+                         for key, value in settings.items())
+
+    paragraphs = (f"{name}: {listed(settings)}" for name, settings in PROFILES.items())
     return "families have defaults of their own (for two cores; they grow with the machine):\n" + "\n".join(
         textwrap.fill(paragraph, 100, initial_indent="  ", subsequent_indent="    ") for paragraph in paragraphs)
 

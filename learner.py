@@ -435,7 +435,7 @@ class Learner:
             normalized_targets = normalized_targets.clamp(-MAX_NORMALIZED_TARGET, MAX_NORMALIZED_TARGET)
         value_term = clipped_value_loss(values[:-1], returns.normalize(data["values"]), normalized_targets, valid,
                                         cfg.ppo_clip_value)
-        loss = (policy_term + cfg.value_loss_coeff * value_term - cfg.exploration_loss_coeff * exploration
+        loss = (policy_term + cfg.value_loss_coeff * value_term - self.exploration_loss_coeff * exploration
                 + cfg.kl_loss_coeff * kl)
         with torch.no_grad():
             ratios = torch.where(valid, log_ratios, masked_mean(log_ratios, valid)).exp()
@@ -486,6 +486,13 @@ class Learner:
             kl = float(torch.stack([minibatch["kl"] for minibatch in stats]).mean())
             self.learning_rate = kl_adaptive_rate(self.learning_rate, kl, cfg.lr_schedule_kl_threshold,
                                                   cfg.lr_adaptive_min, cfg.lr_adaptive_max)
+
+    @property
+    def exploration_loss_coeff(self) -> float:
+        """Return the weight of the exploration loss, which may fall to 0 over the env_steps of the whole run."""
+        decay = self.cfg.exploration_loss_decay_env_steps
+        left = max(0.0, 1 - int(self.buffers.env_steps.sum()) / decay) if decay else 1.0
+        return self.cfg.exploration_loss_coeff * left
 
     def linear_rate(self) -> float:
         """Return the rate that falls from its initial value to 0 over the env_steps of the whole run."""

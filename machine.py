@@ -17,6 +17,11 @@ MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in ea
 ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large
 MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would hang on the value of their end
 CORES_PER_POLICY_WORKER = 8  # acting takes a tenth of the time of Pong on two cores
+NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
+NETWORKS = {  # why an encoder was chosen
+    "convnet_a3c": "the small network of A3C (without a GPU it reaches a score in half the time; "
+                   "--encoder_conv_architecture convnet_atari is the standard, and brings its own batches)",
+    "convnet_atari": "the Nature CNN (the standard; a GPU has the time for it)"}
 
 
 class Machine(NamedTuple):
@@ -40,14 +45,18 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
               large_observations: bool) -> dict[str, Any]:
     """Complete a family's profile for a machine.
 
-    A profile's "num_envs" is the number of all environments on two cores. It decides how much experience is in flight,
-    and so how old it is when it is learned from: it grows with the cores only where batches of inference would become
-    too small. Then the datasets grow with it and trajectories become shorter (down to `MIN_ROLLOUT`, and not those of a
+    A profile's "without_gpu" replaces settings where there is none, unless a network is given: they belong to theirs.
+    Its "num_envs" is the number of all environments on two cores. It decides how much experience is in flight, and so
+    how old it is when it is learned from: it grows with the cores only where batches of inference would become too
+    small. Then the datasets grow with it and trajectories become shorter (down to `MIN_ROLLOUT`, and not those of a
     memory), so that about one dataset is in flight.
     A population gets more environments, so that each policy's batches stay as large, but not with large observations,
     whose trajectories would fill the memory.
     """
     settings = dict(profile)
+    without_gpu = settings.pop("without_gpu", {})
+    if not machine.num_gpus and not NETWORK_SETTINGS & given.keys():
+        settings |= without_gpu
     num_policies = min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
     num_workers = max(1, given.get("num_workers", min(machine.cores, max_workers(num_policies))))
     settings["num_workers"] = num_workers
@@ -89,6 +98,9 @@ def explain(machine: Machine, settings: Mapping[str, Any], given: Mapping[str, A
         "batch_size": "minibatches of {}",
     }
     parts = [text.format(settings[name]) for name, text in reasons.items() if name in settings and name not in given]
+    network = settings.get("encoder_conv_architecture")
+    if network in NETWORKS and not NETWORK_SETTINGS & given.keys():
+        parts.append(NETWORKS[network])
     if "precision" not in given:
         is_reduced = precision == "bfloat16"
         why = "images, and the hardware has it" if is_reduced else "no images, or no bfloat16 in the hardware"

@@ -472,6 +472,16 @@ def test_the_loss_is_the_weighted_sum_of_its_terms() -> None:
     torch.testing.assert_close(stats["loss"], expected)
 
 
+@pytest.mark.parametrize(("env_steps", "share"), [(0, 1.0), (250, 0.75), (999, 0.001), (1000, 0.0), (5000, 0.0)])
+def test_the_exploration_loss_fades(env_steps: int, share: float) -> None:
+    rig = Rig(exploration_loss_coeff=0.2, exploration_loss_decay_env_steps=1000, num_workers=2,
+              num_envs_per_worker=2)
+    rig.buffers.env_steps[:] = torch.tensor([env_steps // 5, env_steps - env_steps // 5])
+    stats = rig.learner.backward(rig.minibatch())
+    expected = stats["policy_loss"] + 0.5 * stats["value_loss"] - 0.2 * share * stats["entropy"]
+    torch.testing.assert_close(stats["loss"], expected)
+
+
 def test_gae_bootstraps_from_the_current_network_and_otherwise_from_the_values_predicted_when_acting() -> None:
     rig = Rig(with_vtrace=False, normalize_returns=False)
     data = rig.minibatch()

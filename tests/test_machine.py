@@ -28,19 +28,42 @@ def test_settings_are_valid_and_what_was_given_stays(family: str, machine: Machi
 
 
 def test_two_cores_get_what_was_measured_there() -> None:
-    settings = settings_of(Machine(2, 0), "atari", {})
-    expected = {"num_workers": 2, "num_envs_per_worker": 32, "rollout": 64, "batch_size": 1024, "learner_threads": 2,
-                "policy_workers_per_policy": 1, "worker_num_splits": 1}
-    assert {name: settings[name] for name in expected} == expected
+    fast, standard = (settings_of(Machine(2, 0), "atari", given) for given in (
+        {}, {"encoder_conv_architecture": "convnet_atari"}))
+    common = {"num_workers": 2, "rollout": 64, "learner_threads": 2, "policy_workers_per_policy": 1,
+              "worker_num_splits": 1}
+    expected = common | {"num_envs_per_worker": 16, "batch_size": 512, "encoder_conv_architecture": "convnet_a3c",
+                         "encoder_conv_mlp_layers": (256,)}
+    assert {name: fast[name] for name in expected} == expected
+    expected = common | {"num_envs_per_worker": 32, "batch_size": 1024, "encoder_conv_architecture": "convnet_atari",
+                         "encoder_conv_mlp_layers": (512,)}
+    assert {name: standard[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("given", [{"encoder": "module:function"}, {"model": "module:function"},
+                                   {"encoder_conv_architecture": "resnet_impala"}], ids=str)
+def test_who_chooses_a_network_gets_the_batches_of_the_standard_one(given: dict) -> None:
+    settings = settings_of(Machine(2, 0), "atari", given)
+    assert (settings["batch_size"], settings["num_envs_per_worker"]) == (1024, 32)
+    line = explain(Machine(2, 0), settings, given, "bfloat16")
+    assert "A3C" not in line
+    assert "Nature" not in line
+
+
+@pytest.mark.parametrize(("num_gpus", "network"), [(0, "the small network of A3C"), (1, "the Nature CNN")])
+def test_the_choice_of_the_network_is_explained(num_gpus: int, network: str) -> None:
+    machine = Machine(4, num_gpus)
+    assert network in explain(machine, settings_of(machine, "atari", {}), {}, "bfloat16")
+    assert network not in explain(machine, settings_of(machine, "vizdoom", {}), {}, "bfloat16")
 
 
 def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectories() -> None:
     small, large, gpu = (settings_of(machine, "atari", {}) for machine in (
         Machine(2, 0), Machine(16, 0), Machine(16, 1)))
     num_envs = [settings["num_workers"] * settings["num_envs_per_worker"] for settings in (small, large, gpu)]
-    assert num_envs == [64, 256, 256]
-    assert [settings["batch_size"] for settings in (small, large, gpu)] == [1024, 2048, 2048]
-    assert [settings["rollout"] for settings in (small, large, gpu)] == [64, 32, 32]
+    assert num_envs == [32, 256, 256]
+    assert [settings["batch_size"] for settings in (small, large, gpu)] == [512, 1024, 2048]
+    assert [settings["rollout"] for settings in (small, large, gpu)] == [64, 16, 32]
     assert [settings["learner_threads"] for settings in (small, large, gpu)] == [2, 12, 1]
     assert [settings["worker_num_splits"] for settings in (small, large, gpu)] == [1, 1, 2]
 

@@ -49,6 +49,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIDENCE = 0.95
 NEVER = 1e12  # minutes or env_steps of a run that has not reached the goal
 BUSY_PERCENT = 10.0  # of one core, taken by other programs before a run begins
+SETTLE_SEC = 5
 STOP_SEC = 120.0  # a run that was told to stop may take so long
 
 
@@ -216,8 +217,15 @@ def evaluate(study: Study, flags: str, where: Sequence[str], log: Path) -> dict[
 
 
 def busy_percent() -> float:
-    """Measure what other programs take of the processor, in percent of one core, during a second."""
-    return psutil.cpu_percent(1.0) * (psutil.cpu_count() or 1)
+    """Measure what other programs take of the processor in a second, in percent of one core.
+
+    Waits a few seconds for the end of what the run before has left to do.
+    """
+    for _ in range(SETTLE_SEC):
+        percent = psutil.cpu_percent(1.0) * (psutil.cpu_count() or 1)
+        if percent <= BUSY_PERCENT:
+            break
+    return percent
 
 
 # ---- reporting ---------------------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ def test_the_table_counts_failures() -> None:
     lines = study.make_table(Study("--env X", 8.0, [0, 1, 2], {"a": "", "b": "", "c": ""}, 18.0, 20), runs).splitlines()
     assert lines[2:] == [
         "| setting | reached | minutes | thousand env_steps | evaluated |", "| --- | --- | --- | --- | --- |",
-        "| a | 2 of 3 | 3.0 (2.0 to never) | 300 (200 to never) | 18.5, 18.5, 18.5 |",
-        "| b | 1 of 1 | 5.0 | 500 | 18.5 |"]
+        "| a | 2 of 3 | 3.00 (2.00 to never) | 300 (200 to never) | 18.5, 18.5, 18.5 |",
+        "| b | 1 of 1 | 5.00 | 500 | 18.5 |"]
     lines = study.make_table(Study("--env X", 8.0, [0], {"a": ""}), runs).splitlines()
     assert lines[0].startswith("After 8 minutes")
     assert lines[-1] == "| a | 3 | 17.0 |"

@@ -272,7 +272,7 @@ def make_table(study: Study, results: Sequence[Result]) -> str:
         if has_goal:
             reached = sum(run.reached for run in runs)
             rows.append([setting, f"{reached} of {len(runs)}",
-                         show((run.minutes if run.reached else NEVER for run in runs), 1),
+                         show((run.minutes if run.reached else NEVER for run in runs), 2),
                          show((run.env_steps / 1000 if run.reached else NEVER for run in runs), 0)])
         else:
             returns = [run.mean_return for run in runs if run.mean_return is not None]

@@ -223,23 +223,34 @@ def measure_message() -> float:
     """Return the seconds from a put to the end of the get in another process that waits for it."""
     context = start_server()
     there, back = context.SimpleQueue(), context.SimpleQueue()
-    process = context.Process(target=echo, args=(there, back), daemon=True)
-    process.start()
-    for rounds in (1, 3000):  # the first one waits for the process's start
-        begin = time.perf_counter()
-        for _ in range(rounds):
-            there.put((SPLIT, 0))
-            back.get()
-    seconds = time.perf_counter() - begin
-    there.put(None)
-    process.join()
+    with running([context.Process(target=echo, args=(there, back), daemon=True)]):
+        for rounds in (1, 3000):  # the first one waits for the process's start
+            begin = time.perf_counter()
+            for _ in range(rounds):
+                there.put((SPLIT, 0))
+                back.get()
+        seconds = time.perf_counter() - begin
     return seconds / rounds / 2
+
+
+@contextlib.contextmanager
+def running(processes: list[Any]) -> Iterator[None]:
+    """Start processes; end them in any case, since children ignore the signals that stop the program."""
+    try:
+        for process in processes:
+            process.start()
+        yield
+    finally:
+        for process in processes:
+            if process.pid is not None:  # it was started
+                process.kill()
+                process.join()
 
 
 def echo(there: Any, back: Any) -> None:
     """Send back what comes."""
-    while (message := there.get()) is not None:
-        back.put(message)
+    while True:
+        back.put(there.get())
 
 
 def measure_simulation(cfg: Config, seconds: float) -> float:
@@ -248,15 +259,11 @@ def measure_simulation(cfg: Config, seconds: float) -> float:
     ready, counts, go = context.Semaphore(0), context.SimpleQueue(), context.Event()
     processes = [context.Process(target=simulate, args=(cfg, seconds, ready, go, counts), daemon=True)
                  for _ in range(cfg.num_workers)]
-    for process in processes:
-        process.start()
-    for _ in processes:
-        ready.acquire()
-    go.set()
-    total = sum(counts.get() for _ in processes)
-    for process in processes:
-        process.join()
-    return total
+    with running(processes):
+        for _ in processes:
+            ready.acquire()
+        go.set()
+        return sum(counts.get() for _ in processes)
 
 
 def simulate(cfg: Config, seconds: float, ready: Any, go: Any, counts: Any) -> None:

@@ -19,7 +19,7 @@ MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would 
 CORES_PER_POLICY_WORKER = 8  # acting takes a tenth of the time of Pong on two cores
 NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
 NETWORKS = {  # why an encoder was chosen
-    "convnet_a3c": "the small network of A3C (without a GPU it reaches a score in half the time; "
+    "convnet_a3c": "the small network of A3C (without a GPU it reaches 18 on Pong in half the time; "
                    "--encoder_conv_architecture convnet_atari is the standard, and brings its own batches)",
     "convnet_atari": "the Nature CNN (the standard; a GPU has the time for it)"}
 

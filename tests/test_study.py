@@ -60,6 +60,9 @@ def test_the_table_counts_failures() -> None:
         "| setting | reached | minutes | thousand env_steps | evaluated |", "| --- | --- | --- | --- | --- |",
         "| a | 2 of 3 | 3.00 (2.00 to never) | 300 (200 to never) | 18.5, 18.5, 18.5 |",
         "| b | 1 of 1 | 5.00 | 500 | 18.5 |"]
+    unscored = Result("a", "--env X", 0, True, 2.0, 2.0, 1000, 18.0, 0.0)  # made before the study asked for scores
+    lines = study.make_table(Study("--env X", 8.0, [0], {"a": ""}, 18.0, 20), [unscored]).splitlines()
+    assert lines[-1] == "| a | 1 of 1 | 2.00 | 1 | - |"
     lines = study.make_table(Study("--env X", 8.0, [0], {"a": ""}), runs).splitlines()
     assert lines[0].startswith("After 8 minutes")
     assert lines[-1] == "| a | 3 | 17.0 |"

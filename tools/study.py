@@ -278,7 +278,7 @@ def make_table(study: Study, results: Sequence[Result]) -> str:
             returns = [run.mean_return for run in runs if run.mean_return is not None]
             rows.append([setting, str(len(runs)), show(returns, 1) if returns else "fewer than 100 episodes"])
         if study.eval_episodes:
-            rows[-1].append(", ".join(f"{run.evaluation['mean']:.1f}" for run in runs))
+            rows[-1].append(", ".join(f"{run.evaluation['mean']:.1f}" if run.evaluation else "-" for run in runs))
     goal = f"Until a mean return of {study.goal:g}" if has_goal else f"After {study.max_minutes:g} minutes"
     lines = [f"{goal}; median of the seeds and its {CONFIDENCE:.0%} interval (bootstrap). `{study.flags}`", ""]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"

@@ -58,7 +58,8 @@ PROFILES: dict[str, dict[str, Any]] = {
     "box2d": {
         "train_for_env_steps": 3_000_000, "num_envs": 32, "rollout": 64,
         "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
-        "learning_rate": 1e-3, "lr_schedule": "linear_decay", "adam_eps": 1e-5, "gamma": 0.995, "gae_lambda": 0.97,
+        "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
+        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5, "gamma": 0.995, "gae_lambda": 0.97,
         "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.005, "max_grad_norm": 1.0,
         "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },

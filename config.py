@@ -1,50 +1,64 @@
-"""The one configuration: every setting with its default, unit and meaning, its validation, its command line.
+"""The one configuration: every setting with its default, unit and meaning, and its validation.
 
-`Config` is a frozen dataclass, so no component can fill in or change a setting while it runs. A value comes
-from, in rising order: the default below, the profile of the environment's family (data, in `envs.py`), the
-saved configuration of the run that is being resumed, and the command line. Names are Sample Factory's wherever
-it has a flag for the same thing.
-
-Read next: `shared_buffers.py`.
+`Config` is a frozen dataclass: nobody fills a setting in while a run goes on; only population-based training replaces
+the configuration of a learner. A value comes from, in rising order: the default below, the profiles of the family of
+the environment and of the algorithm for it, the saved configuration of the run that is being resumed, and the command
+line. An algorithm adds settings of its own (`appo.Settings`). Names are Sample Factory's wherever it has a flag for the
+same thing. Read next: `shared_buffers.py`.
 """
 
-import argparse
 import dataclasses
-import difflib
-import importlib
 import json
 import math
 import os
 import re
-import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from seeding import MAX_SEED
+from runtime.by_name import find_function
+from runtime.files import write_atomically
+from runtime.seeding import MAX_SEED
+from runtime.user_error import UserError, nearest
 
 
-class UserError(Exception):
-    """Something the user can mend: shown as one line, exit status 2, never a traceback."""
+class Bounds(NamedTuple):
+    """Which numbers a setting may have, and how that is said."""
+
+    allows: Callable[[float], bool]
+    words: str
 
 
-def option(default: Any, group: str, help_text: str, choices: Sequence[str] | None = None) -> Any:
-    """Declare a setting. A callable default (the number of cores) is called when the configuration is made."""
-    metadata = {"group": group, "help": help_text, "choices": choices}
+POSITIVE = Bounds(lambda x: x > 0, "be greater than 0")
+NOT_NEGATIVE = Bounds(lambda x: x >= 0, "not be negative")
+FRACTION = Bounds(lambda x: 0 <= x <= 1, "lie between 0 and 1")
+BELOW_ONE = Bounds(lambda x: 0 <= x < 1, "lie between 0 and 1, 1 excluded")
+FACTOR = Bounds(lambda x: 1 < x < math.inf, "be a factor above 1")
+
+
+def option(default: Any, group: str, help_text: str, choices: Sequence[str] | None = None, *,
+           bounds: Bounds | None = None, tune: tuple[float, float] | None = None) -> Any:
+    """Declare a setting.
+
+    Args:
+        default: its default; a callable one (the number of cores) is called when the configuration is made.
+        tune: the range in which population-based training may change it.
+    """
+    metadata = {"group": group, "help": help_text, "choices": choices, "bounds": bounds, "tune": tune}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-MAX_WORKERS = 100  # a child process can be handed about 250 file descriptors, and each worker's queue takes two
-MAX_POLICIES = 20  # whose queues and weights take six each
+MAX_WORKERS = 100  # a child process can be handed about 250 file descriptors, and each worker's inbox takes two
+MAX_POLICIES = 20  # whose inboxes and weights take eight each
 
 
 def max_workers(num_policies: int) -> int:
     """Return how many rollout workers there can be beside so many policies."""
-    return MAX_WORKERS - 3 * (num_policies - 1)
+    return MAX_WORKERS - 4 * (num_policies - 1)
 
 
 def cpu_cores() -> int:
@@ -60,15 +74,18 @@ class Config:
     env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0, "
                       "pettingzoo:mpe2.simple_spread_v3; or module:function, which makes one environment, of one agent "
                       "or several")
+    algo: str = option("appo", "run", "algorithm: appo; or module:class, one of your own "
+                       "(examples/custom_algorithm.py)")
     train_dir: str = option("train_dir", "run", "folder that holds all runs")
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
         "resume", "run", "if the run's folder exists: resume it; restart (rename it to ..._old and begin anew); "
         "overwrite (delete it and begin anew)", ("resume", "restart", "overwrite"))
     train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step()), "
-                                      "all environments and resumes together")
-    train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes together")
-    seed: int = option(0, "run", "seed of environments, networks and sampling")
+                                      "all environments and resumes together", bounds=POSITIVE)
+    train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes together",
+                                      bounds=POSITIVE)
+    seed: int = option(0, "run", "seed of environments, networks and sampling", bounds=NOT_NEGATIVE)
     device: str = option("auto", "run", "where networks run: auto (a GPU where there is one), cpu, cuda, cuda:1, ...")
     precision: str = option("auto", "run", "arithmetic of the network body: bfloat16 where the hardware has it "
                             "(auto), or float32", ("auto", "float32", "bfloat16"))
@@ -78,67 +95,59 @@ class Config:
 
     # ---- sampler ---------------------------------------------------------------------------------------------
     num_workers: int = option(lambda: min(cpu_cores(), MAX_WORKERS), "sampler",
-                              "rollout worker processes; default: the cores of the machine")
-    num_envs_per_worker: int = option(16, "sampler", "environments of each rollout worker, all splits together")
+                              "rollout worker processes; default: the cores of the machine", bounds=POSITIVE)
+    num_envs_per_worker: int = option(16, "sampler", "environments of each rollout worker, all splits together",
+                                      bounds=POSITIVE)
     worker_num_splits: int = option(2, "sampler", "groups of environments per rollout worker, 2 with a GPU, else 1 by "
                                     "default; 2: double-buffered sampling, one group is stepped while the other's "
-                                    "actions are computed")
-    policy_workers_per_policy: int = option(1, "sampler", "policy worker processes")
+                                    "actions are computed", bounds=POSITIVE)
+    policy_workers_per_policy: int = option(1, "sampler", "policy worker processes", bounds=POSITIVE)
     set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to one core, in turns (Linux)")
     decorrelate_experience_max_seconds: float = option(
         0.0, "sampler", "before training play at random for at most so many seconds, so that environments are at "
-        "different moments of their episodes; 0: off; not with Atari and CartPole")
+        "different moments of their episodes; 0: off; not with Atari and CartPole", bounds=NOT_NEGATIVE)
     decorrelate_envs_on_one_worker: bool = option(True, "sampler", "then also those of one worker among themselves")
-    rollout: int = option(32, "sampler", "T, the env_steps of one trajectory")
-    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)")
-    env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)")
-    res_w: int = option(0, "sampler", "resize image observations to this width in pixels; 0: as they come (not Atari)")
-    res_h: int = option(0, "sampler", "resize image observations to this height in pixels; 0: as they come (not Atari)")
+    rollout: int = option(32, "sampler", "T, the env_steps of one trajectory", bounds=POSITIVE)
+    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)", bounds=POSITIVE)
+    env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)", bounds=POSITIVE)
+    res_w: int = option(0, "sampler", "resize image observations to this width in pixels; 0: as they come (not Atari)",
+                        bounds=NOT_NEGATIVE)
+    res_h: int = option(0, "sampler", "resize image observations to this height in pixels; 0: as they come (not Atari)",
+                        bounds=NOT_NEGATIVE)
 
     # ---- learner ---------------------------------------------------------------------------------------------
-    batch_size: int = option(1024, "learner", "samples of one minibatch (one SGD step)")
-    num_batches_per_epoch: int = option(1, "learner", "minibatches in one dataset")
-    num_epochs: int = option(1, "learner", "passes over each dataset")
-    gamma: float = option(0.99, "learner", "discount per env_step")
-    gae_lambda: float = option(0.95, "learner", "lambda of the V-trace and GAE targets")
-    with_vtrace: bool = option(True, "learner", "correct value targets for the policy lag; False: plain GAE")
-    vtrace_rho: float = option(1.0, "learner", "rho_bar, the truncation of the weights of the V-trace TD errors")
-    vtrace_c: float = option(1.0, "learner", "c_bar, the truncation of the V-trace traces")
-    ppo_clip_ratio: float = option(0.1, "learner", "clip pi/mu to [1/(1+eps), 1+eps] in the policy loss; 0: off")
-    ppo_clip_value: float = option(1.0, "learner", "largest change of a value from the one predicted when acting "
-                                   "that still gets a gradient, in units of the value head; 0: off")
-    value_loss_coeff: float = option(0.5, "learner", "weight of the value loss")
-    exploration_loss: str = option("entropy", "learner", "keep the policy random by its entropy or its symmetric KL "
-                                   "to the uniform policy", ("entropy", "symmetric_kl"))
-    exploration_loss_coeff: float = option(0.003, "learner", "weight of the exploration loss")
-    exploration_loss_decay_env_steps: int = option(0, "learner", "the weight falls linearly to 0 over so many "
-                                                   "env_steps, resumes together; 0: it stays")
-    kl_loss_coeff: float = option(0.0, "learner", "weight of KL(acting policy || new policy) in the loss")
-    learning_rate: float = option(1e-4, "learner", "initial Adam learning rate")
+    batch_size: int = option(1024, "learner", "samples of one minibatch (one SGD step)", bounds=POSITIVE)
+    num_batches_per_epoch: int = option(1, "learner", "minibatches in one dataset", bounds=POSITIVE)
+    num_epochs: int = option(1, "learner", "passes over each dataset", bounds=POSITIVE)
+    gamma: float = option(0.99, "learner", "discount per env_step", bounds=FRACTION, tune=(0.0, 0.999999))
+    learning_rate: float = option(1e-4, "learner", "initial Adam learning rate", bounds=POSITIVE, tune=(1e-8, 1e-1))
     lr_schedule: str = option("constant", "learner", "linear_decay reaches 0 at train_for_env_steps; kl_adaptive "
                               "holds KL(acting policy || new policy) near its threshold",
                               ("constant", "linear_decay", "kl_adaptive"))
     lr_schedule_kl_threshold: float = option(0.008, "learner", "target of kl_adaptive: the rate shrinks by 1.5 above "
-                                             "twice this KL and grows by 1.5 below half of it")
-    lr_adaptive_min: float = option(1e-6, "learner", "smallest rate of kl_adaptive")
-    lr_adaptive_max: float = option(1e-2, "learner", "largest rate of kl_adaptive")
-    adam_eps: float = option(1e-6, "learner", "epsilon of Adam")
-    adam_beta1: float = option(0.9, "learner", "decay of Adam's first moment")
-    adam_beta2: float = option(0.999, "learner", "decay of Adam's second moment")
-    max_grad_norm: float = option(4.0, "learner", "clip the norm of the gradient; 0: off")
-    max_policy_lag: int = option(1000, "learner", "ignore samples acted by a policy this many SGD steps older")
-    reward_scale: float = option(1.0, "learner", "multiply rewards before learning (logged returns stay true)")
-    reward_clip: float = option(math.inf, "learner", "clip scaled rewards to +- this before learning")
+                                             "twice this KL and grows by 1.5 below half of it", bounds=POSITIVE)
+    lr_adaptive_min: float = option(1e-6, "learner", "smallest rate of kl_adaptive", bounds=POSITIVE)
+    lr_adaptive_max: float = option(1e-2, "learner", "largest rate of kl_adaptive", bounds=POSITIVE)
+    adam_eps: float = option(1e-6, "learner", "epsilon of Adam", bounds=POSITIVE)
+    adam_beta1: float = option(0.9, "learner", "decay of Adam's first moment", bounds=BELOW_ONE)
+    adam_beta2: float = option(0.999, "learner", "decay of Adam's second moment", bounds=BELOW_ONE)
+    max_grad_norm: float = option(4.0, "learner", "clip the norm of the gradient; 0: off", bounds=NOT_NEGATIVE,
+                                  tune=(1e-3, 1e3))
+    max_policy_lag: int = option(1000, "learner", "ignore samples acted more than so many SGD steps ago",
+                                 bounds=NOT_NEGATIVE)
+    reward_scale: float = option(1.0, "learner", "multiply rewards before learning (logged returns stay true)",
+                                 bounds=POSITIVE)
+    reward_clip: float = option(math.inf, "learner", "clip scaled rewards to +- this before learning", bounds=POSITIVE)
     recurrence: int = option(0, "learner", "env_steps of backpropagation through time where the policy has a memory; "
-                             "0: the whole rollout")
+                             "0: the whole rollout", bounds=NOT_NEGATIVE)
     normalize_input: bool = option(True, "learner", "normalize observations by their running mean and deviation")
     normalize_input_keys: tuple[str, ...] = option(
         (), "learner", "names of the observations to normalize; none: all images and vectors")
     obs_subtract_mean: float = option(0.0, "learner", "subtract this from images and vectors first")
     obs_scale: float = option(0.0, "learner", "then divide images and vectors by this; 0: by 255 for uint8 images, "
-                              "by 1 for everything else")
+                              "by 1 for everything else", bounds=NOT_NEGATIVE)
     normalize_returns: bool = option(True, "learner", "learn values in units of the running deviation of the returns")
-    learner_threads: int = option(1, "learner", "CPU threads of the learner")
+    learner_threads: int = option(1, "learner", "CPU threads of the learner", bounds=POSITIVE)
 
     # ---- model -----------------------------------------------------------------------------------------------
     encoder: str = option("", "model", "module:function, an encoder of your own (examples/custom_encoder.py)")
@@ -152,62 +161,69 @@ class Config:
     encoder_mlp_layers: tuple[int, ...] = option((512, 512), "model", "layers of the encoder of vector observations")
     use_rnn: bool = option(False, "model", "give the policy a memory: a recurrent core behind the encoders")
     rnn_type: str = option("gru", "model", "kind of recurrent core", ("gru", "lstm"))
-    rnn_size: int = option(512, "model", "hidden units of each recurrent layer")
-    rnn_num_layers: int = option(1, "model", "recurrent layers")
+    rnn_size: int = option(512, "model", "hidden units of each recurrent layer", bounds=POSITIVE)
+    rnn_num_layers: int = option(1, "model", "recurrent layers", bounds=POSITIVE)
     nonlinearity: str = option("elu", "model", "activation function", ("elu", "relu", "tanh"))
-    policy_init_gain: float = option(1.0, "model", "gain of the orthogonal initialization")
+    policy_init_gain: float = option(1.0, "model", "gain of the orthogonal initialization", bounds=POSITIVE)
     adaptive_stddev: bool = option(False, "model", "continuous actions: the network gives the standard deviation; "
                                    "False: one learned value per action")
-    initial_stddev: float = option(1.0, "model", "initial standard deviation of continuous actions")
+    initial_stddev: float = option(1.0, "model", "initial standard deviation of continuous actions", bounds=POSITIVE)
     squash_actions: bool = option(False, "model", "continuous actions: squash a Gaussian into the bounds with tanh; "
                                   "False: clip it")
 
     # ---- population ------------------------------------------------------------------------------------------
     num_policies: int = option(1, "population", "policies trained at once, each with its own learner; every agent "
-                               "draws one of them at random when its episode begins")
+                               "draws one of them at random when its episode begins", bounds=POSITIVE)
     pbt_mix_policies_in_one_env: bool = option(True, "population", "draw a policy for each agent of an environment; "
                                                "False: one draw for all of them; not with --policy_mapping")
     policy_mapping: str = option("", "population", "module:function, a choice of policies of your own "
                                  "(examples/custom_mapping.py)")
     self_play_past_fraction: float = option(0.0, "population", "share of the opponents of a policy that are played by "
-                                            "earlier versions of it; these do not learn")
-    self_play_snapshots: int = option(5, "population", "earlier versions of each policy to keep as opponents")
-    self_play_snapshot_every_env_steps: int = option(
-        100_000, "population", "decisions of all agents of a policy between two snapshots of it; the newest are kept")
+                                            "earlier versions of it; these do not learn", bounds=FRACTION)
+    self_play_snapshots: int = option(5, "population", "earlier versions of each policy to keep as opponents",
+                                      bounds=POSITIVE)
+    self_play_snapshot_every_env_steps: int = option(100_000, "population", "decisions of all agents of a policy "
+                                                     "between two snapshots of it; the newest are kept",
+                                                     bounds=POSITIVE)
     with_pbt: bool = option(False, "population", "population-based training: replace bad policies by good ones and "
                             "mutate their settings")
     pbt_period_env_steps: int = option(5_000_000, "population", "decisions of all agents of a policy between two of "
-                                       "its updates")
+                                       "its updates", bounds=POSITIVE)
     pbt_start_mutation: int = option(20_000_000, "population", "decisions of all agents of a policy before its first "
-                                     "update")
+                                     "update", bounds=NOT_NEGATIVE)
     pbt_replace_fraction: float = option(0.3, "population", "share of the policies that count as the best, and as the "
-                                         "worst")
+                                         "worst", bounds=FRACTION)
     pbt_replace_reward_gap: float = option(0.1, "population", "replace a policy only when the better one's objective "
-                                           "is this much better, relative to itself")
-    pbt_replace_reward_gap_absolute: float = option(1e-6, "population", "and this much better in absolute terms")
-    pbt_mutation_rate: float = option(0.15, "population", "probability that a mutation changes a setting")
-    pbt_perturb_min: float = option(1.1, "population", "smallest factor of a mutation")
-    pbt_perturb_max: float = option(1.5, "population", "largest factor of a mutation")
+                                           "is this much better, relative to itself", bounds=NOT_NEGATIVE)
+    pbt_replace_reward_gap_absolute: float = option(1e-6, "population", "and this much better in absolute terms",
+                                                    bounds=NOT_NEGATIVE)
+    pbt_mutation_rate: float = option(0.15, "population", "probability that a mutation changes a setting",
+                                      bounds=FRACTION)
+    pbt_perturb_min: float = option(1.1, "population", "smallest factor of a mutation", bounds=FACTOR)
+    pbt_perturb_max: float = option(1.5, "population", "largest factor of a mutation", bounds=FACTOR)
     pbt_optimize_gamma: bool = option(False, "population", "let population-based training change gamma as well")
 
     # ---- evaluation ------------------------------------------------------------------------------------------
     eval_every_env_steps: int = option(0, "evaluation", "score the policy on separate environments every so many "
-                                       "env_steps, beside the training; 0: never")
-    eval_episodes: int = option(10, "evaluation", "episodes of one evaluation")
+                                       "env_steps, beside the training; 0: never", bounds=NOT_NEGATIVE)
+    eval_episodes: int = option(10, "evaluation", "episodes of one evaluation", bounds=POSITIVE)
     eval_deterministic: bool = option(False, "evaluation", "take the most likely actions instead of sampling")
 
     # ---- records ---------------------------------------------------------------------------------------------
-    report_interval_sec: float = option(5.0, "records", "seconds between reports (metrics.jsonl, TensorBoard)")
-    save_every_sec: float = option(120.0, "records", "seconds between checkpoints")
-    keep_checkpoints: int = option(2, "records", "periodic checkpoints to keep")
-    save_milestones_sec: float = option(math.inf, "records", "seconds between checkpoints that are kept for ever")
-    stall_timeout_sec: float = option(300.0, "records", "fail when nothing was sampled or learned for so long")
+    report_interval_sec: float = option(5.0, "records", "seconds between reports (metrics.jsonl, TensorBoard)",
+                                        bounds=POSITIVE)
+    save_every_sec: float = option(120.0, "records", "seconds between checkpoints", bounds=POSITIVE)
+    keep_checkpoints: int = option(2, "records", "periodic checkpoints to keep", bounds=POSITIVE)
+    save_milestones_sec: float = option(math.inf, "records", "seconds between checkpoints that are kept for ever",
+                                        bounds=POSITIVE)
+    stall_timeout_sec: float = option(300.0, "records", "fail when nothing was sampled or learned for so long",
+                                      bounds=POSITIVE)
     trace_sec: float = option(0.0, "records", "record what every process does in the last so many seconds of training "
-                              "(trace.json, timeline.png); 0: off")
+                              "(trace.json, timeline.png); 0: off", bounds=NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_type(field, getattr(self, field.name))
+            _check_value(field, getattr(self, field.name))
         _validate(self)
 
     # ---- derived values --------------------------------------------------------------------------------------
@@ -244,14 +260,10 @@ class Config:
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that it is always whole, also after a crash: to a temporary name on the disk, then rename."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def tunable(cfg: Config) -> dict[str, float]:
+    """Return the settings that population-based training may change, with their values."""
+    return {field.name: float(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)
+            if field.metadata["tune"] and (field.name != "gamma" or cfg.pbt_optimize_gamma)}
 
 
 def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
@@ -259,7 +271,7 @@ def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
     return Path(train_dir) / (experiment or re.sub(r"[/:]", "_", env))
 
 
-def _check_type(field: dataclasses.Field, value: Any) -> None:
+def _check_value(field: dataclasses.Field, value: Any) -> None:
     kind = typing.get_origin(field.type) or field.type
     allowed = (int, float) if kind is float else (list, tuple) if kind is tuple else kind
     if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
@@ -267,38 +279,13 @@ def _check_type(field: dataclasses.Field, value: Any) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UserError(f"--{field.name}={value} is unknown{nearest(value, choices)}; choose from {', '.join(choices)}")
-
-
-POSITIVE = (
-    "train_for_env_steps", "train_for_seconds", "num_workers", "num_envs_per_worker", "worker_num_splits",
-    "policy_workers_per_policy", "rollout", "env_frameskip", "env_framestack", "batch_size", "num_batches_per_epoch",
-    "num_epochs", "vtrace_rho", "vtrace_c", "learning_rate", "lr_schedule_kl_threshold", "lr_adaptive_min",
-    "lr_adaptive_max", "adam_eps", "reward_scale", "reward_clip", "learner_threads", "policy_init_gain",
-    "initial_stddev", "rnn_size", "rnn_num_layers", "eval_episodes", "num_policies", "self_play_snapshots",
-    "self_play_snapshot_every_env_steps", "pbt_period_env_steps", "report_interval_sec", "save_every_sec",
-    "keep_checkpoints", "save_milestones_sec",
-    "stall_timeout_sec")
-NON_NEGATIVE = (
-    "seed", "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff",
-    "exploration_loss_decay_env_steps", "kl_loss_coeff", "max_grad_norm", "max_policy_lag", "res_w", "res_h",
-    "recurrence", "obs_scale", "eval_every_env_steps", "pbt_start_mutation", "trace_sec",
-    "decorrelate_experience_max_seconds", "pbt_replace_reward_gap", "pbt_replace_reward_gap_absolute")
+    bounds = field.metadata["bounds"]
+    if bounds and not bounds.allows(value):
+        raise UserError(f"--{field.name}={value} must {bounds.words}")
 
 
 def _validate(c: Config) -> None:
     """Refuse impossible values and combinations, naming the nearest that work."""
-    for name in POSITIVE:
-        if not getattr(c, name) > 0:
-            raise UserError(f"--{name}={getattr(c, name)} must be greater than 0")
-    for name in NON_NEGATIVE:
-        if not getattr(c, name) >= 0:
-            raise UserError(f"--{name}={getattr(c, name)} must not be negative")
-    for name in ("gamma", "gae_lambda", "self_play_past_fraction", "pbt_replace_fraction", "pbt_mutation_rate"):
-        if not 0 <= getattr(c, name) <= 1:
-            raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1")
-    for name in ("adam_beta1", "adam_beta2"):
-        if not 0 <= getattr(c, name) < 1:
-            raise UserError(f"--{name}={getattr(c, name)} must lie between 0 and 1, 1 excluded")
     _validate_model(c)
     if c.seed > MAX_SEED:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
@@ -323,7 +310,7 @@ def _validate(c: Config) -> None:
 def _validate_population(c: Config) -> None:
     """Refuse impossible populations."""
     if c.num_policies > MAX_POLICIES:
-        raise UserError(f"--num_policies={c.num_policies} is too many: their queues need more file descriptors than a "
+        raise UserError(f"--num_policies={c.num_policies} is too many: their inboxes need more file descriptors than a "
                         f"process can be handed; use at most {MAX_POLICIES}")
     if c.num_workers > max_workers(c.num_policies):
         beside = f" beside --num_policies={c.num_policies}" if c.num_policies > 1 else ""
@@ -331,9 +318,8 @@ def _validate_population(c: Config) -> None:
                         "more --num_envs_per_worker")
     if c.with_pbt and c.num_policies < 2:
         raise UserError("--with_pbt needs a population; set --num_policies to 2 or more")
-    if not 1 < c.pbt_perturb_min <= c.pbt_perturb_max < math.inf:
-        raise UserError(f"--pbt_perturb_min={c.pbt_perturb_min} and --pbt_perturb_max={c.pbt_perturb_max} must be "
-                        "factors above 1, the smaller one first")
+    if c.pbt_perturb_min > c.pbt_perturb_max:
+        raise UserError(f"--pbt_perturb_min={c.pbt_perturb_min} is above --pbt_perturb_max={c.pbt_perturb_max}")
     if not c.async_rl and (c.num_policies > 1 or c.self_play_past_fraction):
         raise UserError("--async_rl=False, where a dataset holds one trajectory of every agent, needs --num_policies=1 "
                         "and --self_play_past_fraction=0")
@@ -366,149 +352,45 @@ def _validate_model(c: Config) -> None:
         raise UserError("--core replaces the recurrent core of --use_rnn; give only one of them")
 
 
-# ---- functions by name -------------------------------------------------------------------------------------------
+# ---- making one --------------------------------------------------------------------------------------------------
+
+ALGORITHMS = {"appo": "appo:AsyncPPO"}
 
 
-def reference(function: typing.Callable) -> str:
-    """Name a function or class so that every process can find it: "module:name".
-
-    One of the running script is named by the script's file, which must guard its main part with
-    `if __name__ == "__main__"`. Raises `UserError` for one that cannot be found by name.
-    """
-    module, name = function.__module__, getattr(function, "__qualname__", "")  # a partial() has none
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        module = main.__spec__.name if main.__spec__ else Path(getattr(main, "__file__", "")).stem
-    if not module or not name or "<" in name or "." in name:
-        raise UserError(f"{function!r} must be defined at the top level of a file, so that other processes can find it")
-    return f"{module}:{name}"
+def canonical_algo(name: str) -> str:
+    """Return the name of an algorithm as it is saved: --algo=APPO is appo."""
+    return name.lower() if name.lower() in ALGORITHMS else name
 
 
-def find_function(flag: str, name: str) -> typing.Callable:
-    """Import the function or class that "module:name" names. Raises `UserError` when there is none."""
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"--{flag}={name}: there is no module '{error.name}'; run it from the folder of its file, or "
-                        "set PYTHONPATH to that folder") from error
-    except (ImportError, ValueError) as error:
-        raise UserError(f"--{flag}={name}: module '{module_name}' cannot be imported: {error}") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise UserError(f"--{flag}={name}: module '{module_name}' has no function '{attribute}'"
-                        f"{nearest(attribute, vars(module))}")
-    return function
+def algorithm_class(name: str) -> Any:
+    """Find the algorithm that --algo names, a subclass of `algorithm.Algorithm`. Raises `UserError`."""
+    name = canonical_algo(name)
+    if ":" not in name and name not in ALGORITHMS:
+        raise UserError(f"--algo={name} is unknown{nearest(name.lower(), ALGORITHMS)}; choose from "
+                        f"{', '.join(ALGORITHMS)}, or module:class")
+    found = find_function("algo", ALGORITHMS.get(name, name))
+    if not hasattr(found, "Settings"):
+        raise UserError(f"--algo={name} is no subclass of algorithm.Algorithm")
+    return found
 
 
-# ---- command line ------------------------------------------------------------------------------------------------
-
-
-def nearest(word: Any, known: typing.Iterable[str]) -> str:
-    """Return ' (did you mean X?)' for the known word closest to a misspelled one, else an empty string."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def parse_bool(text: str) -> bool:
-    if text.lower() in ("true", "1", "yes", "on"):
-        return True
-    if text.lower() in ("false", "0", "no", "off"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
-
-
-def _parse_int(text: str) -> int:
-    try:
-        number = float(text) if "e" in text.lower() else int(text)  # 1e7 is welcome, 1.5 is not
-        if number == int(number):
-            return int(number)
-    except (ValueError, OverflowError):
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-
-
-def _parse_float(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return number
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser that refuses bad input with one line, naming the nearest known flag."""
-
-    def error(self, message: str) -> typing.NoReturn:
-        raise UserError(message.replace("argument ", "", 1))
-
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse the command line. Raises `UserError`, naming the nearest flag for an unknown one."""
-        known, unknown = self.parse_known_args(argv)
-        if unknown:
-            flag = unknown[0].split("=")[0]
-            flags = [f for action in self._actions for f in action.option_strings]
-            raise UserError(f"unknown argument {flag}{nearest(flag, flags)}")
-        return known
-
-
-def make_parser(description: str, epilog: str = "") -> OneLineParser:
-    """Make the command line of all settings, grouped, with their defaults in the help.
-
-    The parsed namespace holds only what was given.
-    """
-    parser = OneLineParser(description=description, epilog=epilog, allow_abbrev=False,
-                           argument_default=argparse.SUPPRESS,
-                           formatter_class=argparse.RawDescriptionHelpFormatter)  # keeps the epilog's lines
-    groups: dict[str, Any] = {}
-    for field in dataclasses.fields(Config):
-        meta = field.metadata
-        if meta["group"] not in groups:
-            groups[meta["group"]] = parser.add_argument_group(meta["group"])
-        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        arguments: dict[str, Any] = {"help": f"{meta['help']} [{_show(default)}]".replace("%", "%%")}
-        if field.type is bool:
-            arguments |= {"type": parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
-        elif typing.get_origin(field.type) is tuple:
-            parse, metavar = (_parse_int, "SIZE") if int in typing.get_args(field.type) else (str, "NAME")
-            arguments |= {"type": parse, "nargs": "*", "metavar": metavar}
-        else:
-            parse = {int: _parse_int, float: _parse_float, str: str}[field.type]
-            metavar = "|".join(meta["choices"]) if meta["choices"] else field.type.__name__.upper()
-            arguments |= {"type": parse, "metavar": metavar}
-        groups[meta["group"]].add_argument(f"--{field.name}", **arguments)
-    return parser
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        value = " ".join(map(str, value))
-    return "none" if value == "" else str(value)
+def check_other_algorithms(name: str, algo: str) -> None:
+    """Raise `UserError` when a setting that an algorithm does not have is one of another algorithm."""
+    for other in sorted(ALGORITHMS.keys() - {algo}):
+        if name in {field.name for field in dataclasses.fields(algorithm_class(other).Settings)}:
+            raise UserError(f"--{name} is a setting of --algo={other}, not of {algo}")
 
 
 def make_config(*layers: Mapping[str, Any]) -> Config:
     """Merge settings, the later layers winning, and validate them. Raises `UserError`, also for unknown names."""
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            if name not in fields:
-                raise UserError(f"unknown setting {name}{nearest(name, fields)}")
-            is_tuple = typing.get_origin(fields[name].type) is tuple and isinstance(value, list)
-            merged[name] = tuple(value) if is_tuple else value
-    return Config(**merged)
-
-
-def load_saved(path: Path) -> dict[str, Any]:
-    """Read the settings that `Config.save` wrote. Raises `UserError` when the file is damaged."""
-    try:
-        saved = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}); use --restart_behavior=restart to begin anew") from error
-    if not isinstance(saved, dict) or "env" not in saved:
-        raise UserError(f"{path} holds no settings; use --restart_behavior=restart to begin anew")
-    return {name: math.inf if value == "inf" else value for name, value in saved.items()}
-
-
+    merged = {name: value for layer in layers for name, value in layer.items()}
+    merged["algo"] = canonical_algo(merged.get("algo", Config.algo))
+    settings = algorithm_class(merged["algo"]).Settings
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    for name, value in merged.items():
+        if name not in fields:
+            check_other_algorithms(name, merged["algo"])
+            raise UserError(f"unknown setting {name}{nearest(name, fields)}")
+        if typing.get_origin(fields[name].type) is tuple and isinstance(value, list):
+            merged[name] = tuple(value)
+    return settings(**merged)

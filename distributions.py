@@ -4,8 +4,8 @@ Each is made from parameters [..., D] that the network gives, works on actions [
 `flat_spaces.py`, and has the same five methods. Log-probabilities, entropies and divergences are sums over the columns:
 given the observation the parts of an action are independent.
 
-A choice that an action mask forbids has the logit `FORBIDDEN`: its probability is 0 exactly, and it adds nothing to
-any sum. Read next: `model.py`.
+A choice that an action mask forbids has the logit `FORBIDDEN`: its probability is 0 exactly, and it adds nothing to any
+sum. Read next: `learner.py`.
 """
 
 import math
@@ -16,8 +16,9 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
-from config import Config, UserError
-from flat_spaces import action_leaves, is_bounded, num_action_parameters, num_options
+from config import Config
+from envs.flat_spaces import action_leaves, is_bounded, num_action_parameters, num_options
+from runtime.user_error import UserError
 
 FORBIDDEN = -1e9
 LOG_STD_RANGE = (-8.0, 5.0)  # at its ends the gradient vanishes
@@ -236,8 +237,6 @@ def sum_parts(terms: list[Tensor]) -> Tensor:
 def check_action_space(cfg: Config, space: spaces.Space) -> None:
     """Raise `UserError` when an action space has no distribution under these settings."""
     boxes = [leaf for leaf in action_leaves(space).values() if isinstance(leaf, spaces.Box)]
-    if cfg.exploration_loss == "symmetric_kl" and boxes:
-        raise UserError("--exploration_loss=symmetric_kl needs discrete actions; use entropy")
     for name in ("squash_actions", "adaptive_stddev"):
         if getattr(cfg, name) and not boxes:
             raise UserError(f"--{name} is for continuous actions, not for {space}; leave it off")

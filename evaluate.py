@@ -11,22 +11,24 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
-import checkpoint
-import tournament
-from config import Config, OneLineParser, UserError, load_saved, make_config, parse_bool, run_dir_of
-from envs import find_spec, make_vector_env
-from evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
-from model import body_dtype, choose_device, make_model
+from config import Config, algorithm_class, make_config, run_dir_of
+from envs.families import find_spec, make_vector_env
+from envs.vector_env import VectorEnv, describe
 from pbt import assign_kinds
-from records import read_summary
-from seeding import EVALUATION, derive_seed
-from vector_env import VectorEnv, describe
+from runtime import checkpoint
+from runtime.command_line import OneLineParser, parse_bool
+from runtime.evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
+from runtime.files import load_saved
+from runtime.machine import body_dtype, choose_device
+from runtime.records import read_summary
+from runtime.seeding import EVALUATION, derive_seed
+from runtime.user_error import UserError
+from tools import tournament
+from tools.video import VideoWriter
 
 
 def make_arguments() -> OneLineParser:
@@ -99,21 +101,20 @@ def best_policy(cfg: Config, which: str) -> int:
     return 0
 
 
-def load_model(cfg: Config, path: Path, env: VectorEnv, kind: int,
-               policy: int) -> tuple[torch.nn.Module, torch.dtype, str]:
-    """Make the model of a checkpoint for the agents of a kind; tell its arithmetic, and its age and score in words."""
+def load_model(cfg: Config, path: Path, env: VectorEnv, kind: int, policy: int) -> tuple[torch.nn.Module, str]:
+    """Make the model of a checkpoint for the agents of a kind; say its age and score in words."""
     device = choose_device(cfg.device, policy)
     obs_space, action_space = env.kinds[kind].obs_space, env.kinds[kind].action_space
-    model = make_model(cfg, obs_space, action_space)
+    model = algorithm_class(cfg.algo)(cfg).make_model(obs_space, action_space)
     state = checkpoint.load_checkpoint(path)
-    checkpoint.load_weights(model, state, path)
-    dtype = body_dtype(cfg, device, obs_space)
+    checkpoint.load_weights(model, state, path, cfg.algo)
     score = f", score {state['score']:.2f}" if "score" in state else ""
-    return model.to(device).body_to(dtype).eval(), dtype, f"{state['env_steps']:,} env_steps{score}"
+    model = model.to(device).body_to(body_dtype(cfg, device, obs_space)).eval()
+    return model, f"{state['env_steps']:,} env_steps{score}"
 
 
 def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[Player | RandomPlayer]:
-    """Make the players of all agents: the policy asked for plays its kind, the first policy of each other kind that."""
+    """Make the players: the policy asked for plays its kind, every other kind is played by its first policy."""
     if args.checkpoint == "random":
         print("playing at random")
         return [RandomPlayer(env, kind.index) for kind in env.kinds]
@@ -124,9 +125,10 @@ def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[
         plays = policy if kinds[policy] == number else kinds.index(number)
         is_file = args.checkpoint not in ("best", "latest")  # of the policy asked for
         path = find_policy(cfg, "best" if is_file and plays != policy else args.checkpoint, plays)
-        model, dtype, age = load_model(cfg, path, env, number, plays)
+        model, age = load_model(cfg, path, env, number, plays)
         print(f"playing {path} ({age})")
-        players.append(Player(model, dtype, env, kind.index, deterministic=args.deterministic))
+        players.append(Player(algorithm_class(cfg.algo)(cfg), model, env, kind.index,
+                              deterministic=args.deterministic))
     return players
 
 
@@ -155,88 +157,9 @@ def run_tournament(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> Non
 
 def entry_of(cfg: Config, path: Path, env: VectorEnv, args: argparse.Namespace) -> tournament.MakePlayer:
     """Return the function that makes players of a checkpoint."""
-    model, dtype, _ = load_model(cfg, path, env, 0, 0)
-    return lambda env, agents: Player(model, dtype, env, agents, deterministic=args.deterministic)
-
-
-class VideoWriter:
-    """Writes the pictures of an environment to an mp4 or GIF file, and a contact sheet of some of them beside it."""
-
-    SHEET_COLUMNS, SHEET_ROWS = 4, 4
-    MAX_GIF_FRAMES = 3000  # a GIF is kept in memory until it is written
-
-    def __init__(self, path: Path, frames_per_sec: float) -> None:
-        if path.suffix not in (".mp4", ".gif"):
-            raise UserError(f"--record_video={path} cannot be written; choose a file that ends in .mp4 or .gif")
-        try:  # now rather than after hours of play
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("ab").close()
-        except OSError as error:
-            raise UserError(f"--record_video={path} cannot be written ({error.strerror}); choose another folder"
-                            ) from error
-        self.path, self.frames_per_sec = path, frames_per_sec
-        self.mp4: Any = None
-        self.gif: list[Image.Image] = []
-        self.sheet: list[np.ndarray] = []  # every `sheet_every`-th picture
-        self.sheet_every, self.num_frames = 1, 0
-
-    def add(self, env: VectorEnv) -> None:
-        """Append the current picture."""
-        try:
-            picture = np.ascontiguousarray(env.render())
-        except NotImplementedError:
-            picture = np.zeros(0)
-        if picture.ndim != 3 or picture.shape[2] != 3:
-            raise UserError("--record_video: this environment does not draw itself (its render() gives no picture of "
-                            "height x width x 3)")
-        if not self.num_frames:
-            self._open(picture)
-        if self.mp4 is not None:
-            self.mp4.write(picture[:, :, ::-1])  # OpenCV wants BGR
-        elif self.num_frames < self.MAX_GIF_FRAMES:
-            self.gif.append(Image.fromarray(picture).quantize())
-        if self.num_frames % self.sheet_every == 0:
-            self.sheet.append(picture.copy())
-            if len(self.sheet) == 2 * self.SHEET_COLUMNS * self.SHEET_ROWS:
-                self.sheet, self.sheet_every = self.sheet[::2], 2 * self.sheet_every
-        self.num_frames += 1
-
-    def _open(self, picture: np.ndarray) -> None:
-        if self.path.suffix == ".mp4":
-            import cv2  # noqa: PLC0415  slow to import
-
-            size = (picture.shape[1], picture.shape[0])
-            self.mp4 = cv2.VideoWriter(str(self.path), cv2.VideoWriter_fourcc(*"mp4v"), self.frames_per_sec, size)
-            if not self.mp4.isOpened():
-                raise UserError(f"--record_video={self.path} cannot be written; choose another folder")
-
-    def close(self) -> None:
-        """Finish the files."""
-        if not self.num_frames:
-            self.path.unlink()
-            return
-        if self.mp4 is not None:
-            self.mp4.release()
-        else:
-            self.gif[0].save(self.path, save_all=True, append_images=self.gif[1:], loop=0,
-                             duration=round(1000 / self.frames_per_sec))
-        sheet = self.path.with_suffix(".png")
-        contact_sheet(self.sheet, self.SHEET_COLUMNS, self.SHEET_ROWS).save(sheet)
-        cut = f" (its first {self.MAX_GIF_FRAMES} frames)" if len(self.gif) == self.MAX_GIF_FRAMES else ""
-        print(f"recorded {self.path}{cut} and {sheet}")
-
-
-def contact_sheet(pictures: list[np.ndarray], columns: int, rows: int) -> Image.Image:
-    """Lay at most columns x rows pictures [H, W, 3], evenly chosen in time, side by side in reading order."""
-    chosen = np.unique(np.linspace(0, len(pictures) - 1, columns * rows).round().astype(int))
-    height, width = pictures[0].shape[:2]
-    gap = 4
-    rows = -(-len(chosen) // columns)
-    sheet = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), "white")
-    for place, index in enumerate(chosen):
-        corner = (place % columns * (width + gap), place // columns * (height + gap))
-        sheet.paste(Image.fromarray(pictures[index]), corner)
-    return sheet
+    model, _ = load_model(cfg, path, env, 0, 0)
+    algorithm = algorithm_class(cfg.algo)(cfg)
+    return lambda env, agents: Player(algorithm, model, env, agents, deterministic=args.deterministic)
 
 
 def evaluate(args: argparse.Namespace) -> None:

@@ -2,12 +2,12 @@
 
     observations -> normalizers -> encoder (one per leaf, concatenated) -> core -> policy head, value head
 
-Policy workers hold a copy for acting, the learner the original; both come from `make_model`. The running statistics
-of observations and returns are buffers of the model, so they are published and saved with the weights, and the policy
-that acted and the policy that learns see observations through the same numbers.
+Policy workers hold a copy for acting, the learner the original; both come from `Algorithm.make_model`. The running
+statistics of observations and returns are buffers of the model, so they are published and saved with the weights, and
+the policy that acted and the policy that learns see observations through the same numbers.
 
 The encoder may run in bfloat16. The core (whose state would gather rounding errors), the heads and everything after
-them is float32. Encoder, core or the whole model can be your own: see `examples/`. Read next: `vtrace.py`.
+them is float32. Encoder, core or the whole model can be your own: see `examples/`. Read next: `normalizers.py`.
 """
 
 import itertools
@@ -16,15 +16,24 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from config import Config, UserError, find_function
+from config import Config
 from distributions import ActionDistribution, check_action_space, forbid
-from flat_spaces import ACTION_MASK, action_leaves, is_channels_last, num_action_parameters, num_options
+from envs.flat_spaces import ACTION_MASK, action_leaves, is_channels_last, num_action_parameters, num_options
+from normalizers import (
+    FixedNormalizer,
+    ReturnNormalizer,
+    RunningNormalizer,
+    expand,
+    expanded_space,
+    normalized_names,
+)
+from runtime.by_name import find_function
+from runtime.user_error import UserError
 
 # ---- activation functions ----------------------------------------------------------------------------------------
 
@@ -55,178 +64,6 @@ class _FastELU(torch.autograd.Function):
 
 
 NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": FastELU, "relu": nn.ReLU, "tanh": nn.Tanh}
-
-
-# ---- normalizers -------------------------------------------------------------------------------------------------
-
-
-def expand(space: spaces.Space, obs: Tensor) -> Tensor:
-    """Turn indices of a Discrete [B] or MultiDiscrete [B, n] leaf into one-hot vectors; leave other leaves alone."""
-    if isinstance(space, spaces.Discrete):
-        return one_hot(obs, int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        return torch.cat([one_hot(obs[:, i], n) for i, n in enumerate(num_options(space))], -1)
-    return obs
-
-
-def one_hot(indices: Tensor, n: int) -> Tensor:
-    """Return one-hot vectors [B, n] uint8 of indices [B]; PyTorch's own are int64, eight times as large."""
-    return torch.zeros(len(indices), n, dtype=torch.uint8, device=indices.device).scatter_(1, indices[:, None], 1)
-
-
-def one_hot_bytes(obs_space: dict[str, spaces.Space]) -> int:
-    """Count the bytes that the one-hot vectors of one observation take, as uint8 and as float32."""
-    return sum(5 * n for name, space in obs_space.items() if name != ACTION_MASK for n in num_options(space))
-
-
-def expanded_space(space: spaces.Space) -> spaces.Box:
-    """Return the space of what `expand` makes of a leaf."""
-    if isinstance(space, spaces.Box):
-        return space
-    size = sum(num_options(space)) or int(np.prod(space.shape))
-    return spaces.Box(0.0, 1.0, (size,), np.float32)
-
-
-class FixedNormalizer(nn.Module):
-    """Shift and scale images and vectors by constants, images to [0, 1] by default; leave bits as they are."""
-
-    def __init__(self, cfg: Config, space: spaces.Space) -> None:
-        super().__init__()
-        self.shift, self.unit = 0.0, 1.0
-        if isinstance(space, spaces.Box):
-            self.shift = cfg.obs_subtract_mean
-            self.unit = cfg.obs_scale or (255.0 if space.dtype == np.uint8 else 1.0)
-
-    def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Normalize [B, ...] of any dtype into the given one."""
-        if (self.shift, self.unit) == (0.0, 1.0):
-            return obs.to(dtype)
-        return (obs.float() - self.shift).div_(self.unit).to(dtype)
-
-
-@torch.no_grad()
-def merge_moments(running: nn.Module, mean: Tensor, var: Tensor, count: int) -> None:
-    """Merge the mean, variance and number of new values into a normalizer's running ones (Chan et al., 1979).
-
-    The running mean is the sum of two float32 buffers, `mean` and `remainder`: a mean a million deviations from 0 could
-    not move by less than a tenth of a deviation, and would stop. mean, var: of the buffers' shape, float64.
-    """
-    weight = count / (running.count.double() + count)
-    exact = running.mean.double() + running.remainder
-    shift = mean - exact
-    running.var.copy_((1 - weight) * running.var + weight * var + weight * (1 - weight) * shift.square())
-    exact = exact + weight * shift
-    running.mean.copy_(exact)
-    running.remainder.copy_(exact - running.mean)
-    running.count += count
-
-
-class RunningNormalizer(FixedNormalizer):
-    """Normalize one leaf by its running mean and standard deviation, element by element, clipped to +-5.
-
-    The statistics are those of what `FixedNormalizer` would return. They move only in `update`, which the learner calls
-    between two datasets: within one, and for every sample acted with one set of weights, the normalization is fixed.
-    """
-
-    CLIP = 5.0
-    EPSILON = 1e-5  # added to the variance: a pixel that never changed must not blow up when it does
-    CHUNK = 230_000  # numbers normalized at once, 8 rows of Atari: their float32 copy stays in the cache
-
-    def __init__(self, cfg: Config, space: spaces.Space) -> None:
-        super().__init__(cfg, space)
-        shape = expanded_space(space).shape
-        # Until the first update images are read as if uniform on [0, 1]; vectors as they are.
-        mean, var = (0.5, 1 / 12) if space.dtype == np.uint8 else (0.0, 1.0)
-        self.register_buffer("mean", torch.full(shape, mean))
-        self.register_buffer("remainder", torch.zeros(shape))
-        self.register_buffer("var", torch.full(shape, var))
-        self.register_buffer("count", torch.zeros(()))
-
-    @torch.no_grad()
-    def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Normalize [B, ...] of any dtype into a new tensor of the given one."""
-        scale = (self.var + self.EPSILON).rsqrt() / self.unit
-        center = self.mean * self.unit + self.shift
-        product = -center * scale
-
-        def normalize(rows: Tensor) -> Tensor:
-            exact = rows.to(torch.float32, copy=True)
-            if rows.dtype == torch.uint8:  # one operation less: 1 of 10 us an image of Atari
-                torch.addcmul(product, exact, scale, out=exact)
-            else:  # the difference first: far from 0 the products would be rounded too much
-                exact.sub_(center).mul_(scale)
-            return exact.clamp_(-self.CLIP, self.CLIP)
-
-        chunk = self.rows_at_once(obs)
-        if len(obs) <= chunk:
-            return normalize(obs).to(dtype)
-        normalized = torch.empty(obs.shape, dtype=dtype)
-        for rows, out in zip(obs.split(chunk), normalized.split(chunk), strict=True):
-            out.copy_(normalize(rows))
-        return normalized
-
-    def rows_at_once(self, obs: Tensor) -> int:
-        """Count the rows of [B, ...] that are worked on together; on a GPU all."""
-        return max(1, self.CHUNK // max(1, self.mean.numel())) if obs.device.type == "cpu" else len(obs)
-
-    @torch.no_grad()
-    def update(self, obs: Tensor, valid: Tensor) -> None:
-        """Merge the statistics of the valid rows of [B, ...] into the running ones."""
-        obs = obs[valid]
-        if not len(obs):
-            return
-        if not self.count:  # begin near the data: sums around a far point would lose the variance in float32
-            self.mean.copy_((obs[0].float() - self.shift) / self.unit)
-        # sums in chunks, around the running mean so that float32 keeps its precision
-        center = self.mean * self.unit + self.shift
-        total, squares = torch.zeros_like(center), torch.zeros_like(center)
-        for rows in obs.split(self.rows_at_once(obs)):
-            difference = rows.float() - center
-            total += difference.sum(0)
-            squares += difference.square_().sum(0)
-        shift = total.double() / len(obs)
-        var = (squares.double() / len(obs) - shift.square()).clamp_(min=0)
-        merge_moments(self, (center.double() + shift - self.shift) / self.unit, var / self.unit**2, len(obs))
-
-
-class ReturnNormalizer(nn.Module):
-    """The running mean and deviation of the value targets: the value head learns in these units.
-
-    So the size of the rewards changes neither the learning rate of the values nor their weight in the loss. Without
-    `--normalize_returns` mean and deviation stay 0 and 1. The statistics follow the last `WINDOW` targets, roughly,
-    since returns grow while the policy learns.
-    """
-
-    WINDOW = 500_000
-
-    def __init__(self, *, running: bool = False) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("remainder", torch.zeros(()))
-        # values count as 0 until the first update: random ones would be taken for returns, and outlive tiny rewards
-        self.register_buffer("var", torch.zeros(()) if running else torch.ones(()))
-        self.register_buffer("count", torch.zeros(()))
-
-    @property
-    def deviation(self) -> Tensor:
-        return self.var.sqrt().clamp(min=1e-8)
-
-    def normalize(self, returns: Tensor) -> Tensor:
-        """Convert returns (or values) of any shape into the units of the value head."""
-        return (returns - self.mean) / self.deviation
-
-    def denormalize(self, values: Tensor) -> Tensor:
-        """Convert outputs of the value head of any shape into returns."""
-        return values * self.deviation + self.mean
-
-    @torch.no_grad()
-    def update(self, returns: Tensor, valid: Tensor) -> None:
-        """Merge the statistics of the valid entries into the running ones; valid: bool of the same shape."""
-        returns = returns[valid].double()
-        if not len(returns):
-            return
-        merge_moments(self, returns.mean(), returns.var(unbiased=False), len(returns))
-        self.count.clamp_(max=self.WINDOW)
 
 
 # ---- encoders ----------------------------------------------------------------------------------------------------
@@ -404,6 +241,7 @@ class ActorCritic(nn.Module):
     def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
         super().__init__()
         check_action_space(cfg, action_space)
+        self.arithmetic = torch.float32  # of the encoder
         self.action_space, self.squash = action_space, cfg.squash_actions
         self.leaves = {name: space for name, space in obs_space.items() if name != ACTION_MASK}
         if not self.leaves:
@@ -439,9 +277,9 @@ class ActorCritic(nn.Module):
         self.register_buffer("constant", is_log_std, persistent=False)
         self.register_buffer("maskable", is_logit.nonzero()[:, 0], persistent=False)
 
-    def normalize(self, obs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    def normalize(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Normalize raw observations [B, ...] into the arithmetic of the encoder; an action mask stays as it is."""
-        normalized = {name: normalizer(expand(space, obs[name]), dtype)
+        normalized = {name: normalizer(expand(space, obs[name]), self.arithmetic)
                       for (name, space), normalizer in zip(self.leaves.items(), self.normalizers, strict=True)}
         return normalized | {name: mask for name, mask in obs.items() if name == ACTION_MASK}
 
@@ -455,7 +293,7 @@ class ActorCritic(nn.Module):
             new_episode: [B, L] bool, True where an episode begins and the hidden state counts as 0.
 
         Returns:
-            Parameters of the action distribution [B * L, D] with forbidden choices set so, normalized values [B * L],
+            Parameters of the action distribution [B * L, D] (masked logits: forbidden), normalized values [B * L],
             hidden states after the last step [B, state_size]; float32.
         """
         features = self.encoder(normalized)
@@ -477,22 +315,23 @@ class ActorCritic(nn.Module):
         """Make the action distribution of parameters [..., D]."""
         return ActionDistribution(self.action_space, parameters, squash=self.squash)
 
-    def update_normalizers(self, obs: dict[str, Tensor], valid: Tensor) -> None:
-        """Move the running statistics by the valid rows of raw observations [B, ...]; valid: [B] bool."""
+    def update_normalizers(self, obs: dict[str, Tensor]) -> None:
+        """Move the running statistics by raw observations [B, ...]."""
         for (name, space), normalizer in zip(self.leaves.items(), self.normalizers, strict=True):
             if isinstance(normalizer, RunningNormalizer):
-                normalizer.update(expand(space, obs[name]), valid)
+                normalizer.update(expand(space, obs[name]))
 
     def body_to(self, dtype: torch.dtype) -> "ActorCritic":
         """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""
         self.encoder.to(dtype)
+        self.arithmetic = dtype
         return self
 
 
 def initialize(module: nn.Module, gain: float) -> None:
     """Make weight matrices orthogonal and biases 0; an LSTM's forget gates begin at 1: it begins by remembering.
 
-    Only our own modules: parts of your own keep their weights.
+    Modules of users keep their own initialization.
     """
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Conv2d)):
@@ -525,50 +364,8 @@ def parameter_kinds(space: spaces.Space) -> tuple[Tensor, Tensor]:
     return torch.tensor(is_log_std), torch.tensor(is_logit)
 
 
-def normalized_names(cfg: Config, leaves: dict[str, spaces.Space]) -> set[str]:
-    """Choose the leaves whose running statistics are taken. Raises `UserError` for a name that does not exist."""
-    unknown = set(cfg.normalize_input_keys) - set(leaves)
-    if unknown:
-        raise UserError(f"--normalize_input_keys: there is no observation '{min(unknown)}'; there are "
-                        + ", ".join(leaves))
-    if not cfg.normalize_input:
-        return set()
-    return set(cfg.normalize_input_keys) or {name for name, space in leaves.items() if isinstance(space, spaces.Box)}
-
-
 def make_model(cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> ActorCritic:
     """Make the model of a configuration: the user's own, or `ActorCritic`."""
     model = (find_function("model", cfg.model) if cfg.model else ActorCritic)(cfg, obs_space, action_space)
     require(model, "model", "state_size")
     return model
-
-
-def body_dtype(cfg: Config, device: torch.device, obs_space: dict[str, spaces.Space]) -> torch.dtype:
-    """Choose the arithmetic of the network body: bfloat16 for images where the hardware multiplies matrices in it.
-
-    A small MLP spends more on the casts than it saves, so vectors stay in float32.
-    """
-    if cfg.precision != "auto":
-        return getattr(torch, cfg.precision)
-    if not any(len(space.shape) == 3 for space in obs_space.values()):
-        return torch.float32
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
-
-
-def choose_device(name: str, policy: int = 0) -> torch.device:
-    """Resolve `--device` for a policy: auto is a GPU where there is one; on several GPUs policies take turns.
-
-    Raises `UserError` for a device that is not there.
-    """
-    if name == "auto" and not torch.cuda.is_available():
-        return torch.device("cpu")
-    try:
-        if name in ("auto", "cuda") and torch.cuda.is_available():
-            return torch.device("cuda", policy % torch.cuda.device_count())
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device={name} cannot be used: {str(error).splitlines()[0]}") from error
-    return device

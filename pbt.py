@@ -13,10 +13,10 @@ The rules are Sample Factory's (arXiv 2006.11751, section 3.5), after population
                 and its settings, mutated; else they are treated like the middle
     policy 0    is never mutated: it begins with the settings of the command line and takes over those of a donor
 
-With --lr_schedule=kl_adaptive a mutated learning rate is only where the schedule goes on from.
+With --lr_schedule=kl_adaptive a mutated learning rate only resets the current rate of the schedule.
 
 Settings and reward shaping are flat dicts, {name: number}. Used by `rollout_worker.py` (who plays) and `population.py`
-(which applies the rest). Read next: `population.py`.
+(which applies the rest).
 """
 
 import math
@@ -25,16 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from config import Config, UserError, find_function
-from seeding import MAPPING, derive_seed
-from vector_env import EnvInfo
+from config import Config
+from envs.vector_env import EnvInfo
+from runtime.by_name import find_function
+from runtime.seeding import MAPPING, derive_seed
+from runtime.user_error import UserError
 
-# the settings of a learner that a mutation may change, and their legal range; a coefficient of 0 is off and stays so
-LIMITS: dict[str, tuple[float, float]] = {
-    "learning_rate": (1e-8, 1e-1), "exploration_loss_coeff": (1e-8, 1.0), "value_loss_coeff": (1e-4, 100.0),
-    "max_grad_norm": (1e-3, 1e3), "ppo_clip_ratio": (1e-3, 1.0), "ppo_clip_value": (1e-3, 1e3),
-    "gamma": (0.0, 0.999999),
-}
 SHAPING_LIMITS = (1e-12, 1e12)  # of the absolute value
 GAMMA_FACTORS = (1.01, 1.2)  # of 1 - gamma
 RETURN_TO_DEFAULT = 0.01  # the share of mutations that undo all earlier ones
@@ -198,12 +194,6 @@ def decide(policy: int, objectives: Mapping[int, float], rng: np.random.Generato
 # ---- what a mutation changes -------------------------------------------------------------------------------------
 
 
-def hyperparameters(cfg: Config) -> dict[str, float]:
-    """Return the settings that population-based training may change, with the values of the command line."""
-    names = [name for name in LIMITS if name != "gamma" or cfg.pbt_optimize_gamma]
-    return {name: float(getattr(cfg, name)) for name in names}
-
-
 def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: np.random.Generator, *, rate: float,
            smallest: float, largest: float, limits: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
     """Mutate each number with probability `rate`.
@@ -234,52 +224,3 @@ def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: np.rando
 def _hold(value: float, low: float, high: float) -> float:
     """Hold the absolute value of a number within limits; 0 stays 0."""
     return math.copysign(min(max(abs(value), low), high), value) if value else 0.0
-
-
-# ---- reward shaping ----------------------------------------------------------------------------------------------
-
-
-def flatten_shaping(shaping: Any, path: str = "") -> dict[str, float | bool]:
-    """Turn an environment's reward shaping, a nested dict (or lists) of numbers, into {path: number}.
-
-    Raises `UserError` for anything else in it.
-    """
-    if isinstance(shaping, (bool, np.bool_)):
-        return {path: bool(shaping)}
-    if isinstance(shaping, (int, float, np.integer, np.floating)) and math.isfinite(shaping):
-        return {path: float(shaping)}
-    if not isinstance(shaping, (Mapping, list, tuple)):
-        raise UserError(f"get_default_reward_shaping(): '{path}' is {shaping!r}; supported are finite numbers, "
-                        "booleans, and dicts, lists and tuples of these")
-    parts = shaping.items() if isinstance(shaping, Mapping) else enumerate(shaping)
-    flat: dict[str, float | bool] = {}
-    for key, part in parts:
-        flat |= flatten_shaping(part, f"{path}/{key}" if path else str(key))
-    return flat
-
-
-def unflatten_shaping(like: Any, flat: Mapping[str, float | bool], path: str = "") -> Any:
-    """Put flat numbers into the form of an environment's default reward shaping."""
-    if isinstance(like, Mapping):
-        return {key: unflatten_shaping(part, flat, f"{path}/{key}" if path else str(key)) for key, part in like.items()}
-    if isinstance(like, (list, tuple)):
-        return type(like)(unflatten_shaping(part, flat, f"{path}/{i}" if path else str(i))
-                          for i, part in enumerate(like))
-    return bool(flat[path]) if isinstance(like, (bool, np.bool_)) else float(flat[path])
-
-
-def check_shapings(expected: Mapping[str, Any], shapings: Sequence[Any], num_envs: int) -> None:
-    """Raise `UserError` when some environments offer another shaping than expected, or none."""
-    if len(shapings) < num_envs:
-        raise UserError(f"get_default_reward_shaping(): {num_envs - len(shapings)} of {num_envs} environments lack it; "
-                        "all must have it")
-    for shaping in shapings:
-        check_shaping_keys(expected, flatten_shaping(shaping))
-
-
-def check_shaping_keys(expected: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
-    """Raise `UserError` when an environment's shaping has other keys than the others'."""
-    for keys, words in ((expected.keys() - flat.keys(), "is missing"), (flat.keys() - expected.keys(), "is new")):
-        if keys:
-            raise UserError(f"get_default_reward_shaping(): the key '{min(keys)}' {words} in another environment of "
-                            "the run; all must have the same keys")

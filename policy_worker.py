@@ -2,39 +2,41 @@
 
 It takes every request that is waiting, gathers the observations and hidden states of all agents of its policy in them
 into one batch, runs one forward pass and writes actions, log-probabilities, values, next hidden states and the policy
-version back in place. It keeps no state of its own besides a copy of the weights, so that any policy worker can serve
+version back in place. It keeps no state of its own besides copies of weights, so that any policy worker can serve
 any step; the copy is renewed as soon as the learner has published a new version, even in the middle of a trajectory.
-Agents that play an earlier version, a snapshot, are a batch of their own.
-
-Read next: `model.py`.
+Agents that play an earlier version, a snapshot, are a batch of their own. Read next: `model.py`.
 """
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from config import Config
-from model import body_dtype, make_model
-from shared_buffers import CURRENT, SPLIT, STOP, Message, SharedBuffers, take_all
+from config import Config, algorithm_class
+from runtime.machine import body_dtype
+from shared_buffers import SPLIT, STOP, Message, SharedBuffers
+from weights import CURRENT
 
 
 class PolicyWorker:
     """Serves the action requests of one policy. One process; shares `SharedBuffers`."""
 
-    SPANS = (  # what `timeline.py` records
-        ("shared.requests.get", "wait for requests"), ("shared.weights.refresh", "copy weights"), ("gather", "gather"),
+    SPANS = (  # what `tools/timeline.py` records
+        ("requests.get", "wait for requests"), ("weights.refresh", "copy weights"), ("gather", "gather"),
         ("forward", "forward"), ("write", "write"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, device: torch.device) -> None:
         self.cfg, self.buffers, self.policy, self.device = cfg, buffers, policy, device
-        self.shared = buffers.policies[policy]
+        self.requests, self.weights = buffers.policies[policy].requests, buffers.policies[policy].weights
+        self.first_slot = buffers.policies[policy].first_slot
+        self.algorithm = algorithm_class(cfg.algo)(cfg)
         self.obs_space, self.action_space = buffers.spaces_of(policy)
+        self.columns = {"actions", *self.algorithm.columns(self.action_space)}
         self.dtype = body_dtype(cfg, device, self.obs_space)
         self.models: dict[int, tuple[nn.Module, int]] = {}  # the newest weights (CURRENT), snapshots; their versions
         self.fetch(CURRENT)
         # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
-        self.agent_policy, self.agent_snapshot, self.agent_slot, self.agent_t, self.agent_version = (
-            tensor.numpy() for tensor in (buffers.agent_policy, buffers.agent_snapshot, buffers.agent_slot,
+        self.awaited_policy, self.agent_snapshot, self.agent_slot, self.agent_t, self.agent_version = (
+            tensor.numpy() for tensor in (buffers.awaited_policy, buffers.agent_snapshot, buffers.agent_slot,
                                           buffers.agent_t, buffers.agent_version))  # [splits, M]
         self.may_be_replaced = cfg.with_pbt and self.models[CURRENT][0].state_size > 0
         self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories_of(policy).items()}
@@ -42,20 +44,29 @@ class PolicyWorker:
     def run(self) -> None:
         """Serve requests until told to stop."""
         while True:
-            messages = take_all(self.shared.requests, self.shared.requests_lock)
+            messages = self.requests.get()
             self.serve(messages)
-            if messages[-1][0] == STOP:
+            stops = [message for message in messages if message[0] == STOP]
+            for message in stops[1:]:  # of the other policy workers
+                self.requests.put(message)
+            if stops:
                 return
+
+    def turn(self) -> None:
+        """Serve the requests that are there (serial mode)."""
+        if not self.requests.empty():
+            self.serve(self.requests.get())
 
     def fetch(self, snapshot: int) -> tuple[nn.Module, int]:
         """Return the newest weights (CURRENT) or a snapshot as a model, and their version."""
-        weights = self.shared.weights
-        model, version = self.models.get(snapshot, (None, -1))
-        if version != int(weights.versions[1 + snapshot]):
-            if model is None:
-                model = make_model(self.cfg, self.obs_space, self.action_space)
-                model = model.to(self.device).body_to(self.dtype).eval()
-            self.models[snapshot] = model, weights.refresh(model, snapshot)
+        model, version = self.models.get(snapshot, (None, None))
+        newest = self.weights.version if snapshot == CURRENT else self.weights.snapshot_version(snapshot)
+        if version == newest:
+            return model, version
+        if model is None:
+            model = self.algorithm.make_model(self.obs_space, self.action_space)
+            model = model.to(self.device).body_to(self.dtype).eval()
+        self.models[snapshot] = model, self.weights.refresh(model, snapshot)
         return self.models[snapshot]
 
     @torch.inference_mode()
@@ -64,7 +75,7 @@ class PolicyWorker:
         splits = np.array([index for kind, index in messages if kind == SPLIT], dtype=np.int64)
         if not len(splits):
             return
-        own = self.agent_policy[splits] == self.policy
+        own = self.awaited_policy[splits] == self.policy
         split, agent = own.nonzero()
         agents = splits[split], agent
         snapshots = self.agent_snapshot[agents]
@@ -72,17 +83,17 @@ class PolicyWorker:
             chosen = snapshots == snapshot
             self.act(snapshot, tuple(index[chosen] for index in agents))
         for index in splits.tolist():
-            self.buffers.inboxes[self.buffers.worker_of_split(index)].put((SPLIT, index))
+            self.buffers.worker_inboxes[self.buffers.worker_of_split(index)].put((SPLIT, index))
 
     def act(self, snapshot: int, agents: tuple[np.ndarray, np.ndarray]) -> None:
         """Compute the actions of agents, given as (splits [B], their numbers in them [B])."""
         model, version = self.fetch(snapshot)
-        slots, t = self.agent_slot[agents] - self.shared.first_slot, self.agent_t[agents]
+        slots, t = self.agent_slot[agents] - self.first_slot, self.agent_t[agents]
         with_last = torch.from_numpy(slots * (self.cfg.rollout + 1) + t)  # row in a tensor of T+1 rows a slot
         row = torch.from_numpy(slots * self.cfg.rollout + t)
         if self.may_be_replaced and snapshot == CURRENT:
             # to a copy of another policy, the hidden states of the weights it has replaced mean nothing
-            first_version = self.shared.weights.first_version
+            first_version = self.weights.first_version
             if version >= first_version:
                 self.rows["new_episode"][with_last[self.agent_version[agents] < first_version]] = True
             self.agent_version[agents] = version
@@ -98,13 +109,13 @@ class PolicyWorker:
         return {name: self.rows[name].index_select(0, row).to(self.device) for name in names}
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Evaluate the network and draw actions; return what belongs into the trajectories, {name: [B, ...]}."""
-        obs = model.normalize({name: batch[f"obs/{name}"] for name in self.obs_space}, self.dtype)
-        parameters, values, rnn_states = model(obs, batch["rnn_states"], batch["new_episode"][:, None])
-        distribution = model.distribution(parameters)
-        actions = distribution.sample()
-        return {"actions": actions, "action_parameters": parameters, "log_probs": distribution.log_prob(actions),
-                "values": model.returns.denormalize(values), "rnn_states": rnn_states}
+        """Choose actions; return what belongs into the trajectories, {name: [B, ...]}."""
+        obs = {name: batch[f"obs/{name}"] for name in self.obs_space}
+        columns, rnn_states = self.algorithm.act(model, obs, batch["rnn_states"], batch["new_episode"])
+        if columns.keys() != self.columns:  # what is missing would be learned from as zeros
+            raise ValueError(f"--algo={self.cfg.algo}: act() must return {', '.join(sorted(self.columns))}, not "
+                             + ", ".join(sorted(columns)))
+        return columns | {"rnn_states": rnn_states}
 
     def write(self, row: Tensor, output: dict[str, Tensor]) -> None:
         """Write an output into rows [B] of the trajectories."""

@@ -9,12 +9,11 @@ When an episode begins, each agent draws the policy that it plays. A trajectory 
 drawn, the agent leaves its slot unfinished behind, and the next agent that draws the slot's policy goes on filling it.
 
 A row of a trajectory is one decision: obs[t], the action, and all that happened until the agent acts again. Agents that
-are dead, gone or not on turn have no rows. After an episode's last observation there is one row more, which is not
-valid: the policy worker still computes that observation's value, and the environment, when it is reset, ignores the
-action.
+are dead, gone or not on turn have no rows. After an episode's last observation one invalid row follows, to value that
+observation: the environment is reset, and ignores the action.
 
 Invariant: a split is in exactly one place: in requests or their answers, being stepped, or in `waiting` (for free
-slots, or for the end of a pause). Read next: `policy_worker.py`.
+slots, or for the end of a pause). Read next: `slot_pool.py`.
 """
 
 import math
@@ -23,19 +22,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from config import Config, find_function
-from envs import make_vector_env
-from pbt import (
-    check_mapping,
-    check_shapings,
-    draw_policies,
-    draw_snapshots,
-    flatten_shaping,
-    unflatten_shaping,
-)
-from seeding import AHEAD, ENVIRONMENT, SAMPLER, derive_seed
-from shared_buffers import CURRENT, IDLE, PAUSE, RESUME, SLOTS, SPLIT, STOP, SharedBuffers
-from vector_env import Ahead, EnvironmentFailure, Step
+from config import Config
+from envs.families import make_vector_env
+from envs.reward_shaping import check_shapings, flatten_shaping, unflatten_shaping
+from envs.vector_env import Ahead, EnvironmentFailure, Step
+from pbt import check_mapping, draw_policies, draw_snapshots
+from runtime.by_name import find_function
+from runtime.seeding import AHEAD, ENVIRONMENT, SAMPLER, derive_seed
+from shared_buffers import IDLE, PAUSE, RESUME, SLOTS, SPLIT, SharedBuffers
+from slot_pool import SlotPool
+from weights import CURRENT
 
 NO_SLOT = -1
 Index = np.ndarray | slice
@@ -57,10 +53,11 @@ class Split:
 
     def __init__(self, cfg: Config, index: int, buffers: SharedBuffers, make_env: Callable) -> None:
         self.index = index
+        self.first_slot = buffers.first_slot_of_kind
         self.env = make_env(cfg, cfg.envs_per_split)
         self.num_agents = len(self.env.agents)  # of one environment
         # [M], shared with the policy workers
-        self.asked = buffers.agent_policy[index].numpy()  # the policy that must act for an agent, or IDLE
+        self.awaited_policy = buffers.awaited_policy[index].numpy()  # the policy that must act for an agent, or IDLE
         self.snapshot = buffers.agent_snapshot[index].numpy()
         self.slots = buffers.agent_slot[index].numpy()
         self.t = buffers.agent_t[index].numpy()
@@ -80,7 +77,6 @@ class Split:
         self.latest: Step = self.begin(cfg, buffers.start)
         self.answers_missing = 0  # of the policies that were asked
 
-
     def begin(self, cfg: Config, start: int) -> Step:
         """Reset the environments, and let them play ahead to different moments of their episodes if so configured."""
         seeds = [derive_seed(cfg.seed, ENVIRONMENT, start, self.index, i) for i in range(cfg.envs_per_split)]
@@ -94,11 +90,28 @@ class Split:
         seconds = math.inf if cfg.serial_mode else cfg.decorrelate_experience_max_seconds / cfg.num_envs_per_worker
         return self.env.reset(seeds, Ahead(np.broadcast_to(shares, cfg.envs_per_split), seconds, rng))
 
+    def by_kind(self, chosen: np.ndarray) -> Iterator[tuple[int, Index, Index, np.ndarray]]:
+        """For each kind with chosen agents ([M] bool): its number, these agents, their places in it, their slots.
+
+        Slots are counted from the first one of the kind. A slice in place of a list of all agents saves copies.
+        """
+        if len(self.env.kinds) == 1:
+            count = np.count_nonzero(chosen)  # ten times cheaper than any() and all()
+            if count:
+                agents = slice(None) if count == len(chosen) else chosen.nonzero()[0]
+                yield 0, agents, agents, self.slots[agents]
+            return
+        for k, kind in enumerate(self.env.kinds):
+            places = chosen[kind.index].nonzero()[0]
+            if len(places):
+                agents = kind.index[places]
+                yield k, agents, places, self.slots[agents] - self.first_slot[k]
+
 
 class RolloutWorker:
     """Steps its splits whenever their actions are there. One process; shares `SharedBuffers`."""
 
-    SPANS = (  # what `timeline.py` records
+    SPANS = (  # what `tools/timeline.py` records
         ("inbox.get", "wait for actions"), ("step", lambda split: f"step split {split.index}"), ("absorb", "store"),
         ("send_requests", "ask"))
 
@@ -106,14 +119,14 @@ class RolloutWorker:
                  make_env: Callable = make_vector_env) -> None:
         """Make and reset the environments.
 
-        report(("episodes", [(policy, return, length, true objective or nan), ...])) tells finished episodes of agents,
-        report(("matches", [(policy, result), ...])) those against earlier policies: 1 won, 0.5 drawn, 0 lost.
+        report(("episodes", [(policy, return, length, true objective or nan), ...])) is called when episodes of agents
+        have finished, report(("matches", [(policy, result), ...])) for those against earlier policies: 1 won, 0.5
+        drawn, 0 lost.
         """
         self.cfg, self.buffers, self.report = cfg, buffers, report
-        self.inbox = buffers.inboxes[worker]
-        # of each kind of agents: [S, T(+1), ...] views, and the number of the first slot
+        self.inbox = buffers.worker_inboxes[worker]
+        # of each kind of agents: [S, T(+1), ...] views
         self.rows = [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in buffers.storage]
-        self.first_slot = buffers.first_slot_of_kind
         self.env_steps = buffers.env_steps[worker : worker + 1].numpy()
         self.policy_steps = buffers.policy_steps[worker].numpy()
         self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, buffers.start, worker))
@@ -121,9 +134,8 @@ class RolloutWorker:
         self.shaping = flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
         self.draws = cfg.num_policies > 1 or cfg.self_play_past_fraction > 0 or bool(self.shaping)
         first = worker * buffers.slots_per_worker
-        self.free_slots = [deque(range(policy.first_slot + first, policy.first_slot + first + buffers.slots_per_worker))
-                           for policy in buffers.policies]
-        self.unfinished: list[deque[tuple[int, int]]] = [deque() for _ in buffers.policies]  # (slot, t) left behind
+        self.pool = SlotPool([range(policy.first_slot + first, policy.first_slot + first + buffers.slots_per_worker)
+                              for policy in buffers.policies])
         self.paused = True
         splits = range(worker * cfg.worker_num_splits, (worker + 1) * cfg.worker_num_splits)
         self.splits = {index: Split(cfg, index, buffers, make_env) for index in splits}
@@ -136,9 +148,15 @@ class RolloutWorker:
 
     def run(self) -> None:
         """Serve messages until told to stop."""
-        while (message := self.inbox.get())[0] != STOP:
-            self.handle(*message)
+        while self.inbox.serve(self.handle):
+            pass
         self.close()
+
+    def turn(self) -> None:
+        """Do all there is to do (serial mode)."""
+        while not self.inbox.empty():
+            if not self.inbox.serve(self.handle):
+                self.close()
 
     def handle(self, kind: int, *indices: int) -> None:
         """Act on one message of the inbox, then ask for all actions that can be asked for."""
@@ -150,7 +168,8 @@ class RolloutWorker:
             self.step(split)
             self.waiting.append(split)
         elif kind == SLOTS:
-            self.free_slots[self.buffers.policy_of_slot(indices[0])].extend(indices)
+            for slot in indices:
+                self.pool.receive(self.buffers.policy_of_slot(slot), slot)
         else:
             assert kind in (PAUSE, RESUME), kind
             self.paused = kind == PAUSE
@@ -161,7 +180,7 @@ class RolloutWorker:
     def step(self, split: Split) -> None:
         """Step a split's environments with the actions in its trajectories and store what happened."""
         actions = [rows["actions"][split.slots[kind.index] - first, split.t[kind.index]]
-                   for kind, rows, first in zip(split.env.kinds, self.rows, self.first_slot, strict=True)]
+                   for kind, rows, first in zip(split.env.kinds, self.rows, split.first_slot, strict=True)]
         self.absorb(split, split.env.step(actions))
 
     def absorb(self, split: Split, step: Step) -> None:
@@ -177,7 +196,7 @@ class RolloutWorker:
         if np.count_nonzero(over):
             split.has_ended |= over
             self.report_episodes(split, over, step.objectives)
-        for env in step.begins.nonzero()[0]:
+        for env in step.was_reset.nonzero()[0]:
             self.begin_episode(split, int(env))
         split.rewards[~split.open] = 0.0  # a reward before the first decision belongs to none
         split.acting = step.active | split.final
@@ -188,7 +207,7 @@ class RolloutWorker:
     def close_rows(self, split: Split, step: Step, closing: np.ndarray) -> None:
         """Complete the rows of some agents ([M] bool); count the steps."""
         valid = closing & ~split.final
-        for k, agents, _, slots in self.by_kind(split, closing):
+        for k, agents, _, slots in split.by_kind(closing):
             rows, t = self.rows[k], split.t[agents]
             rows["rewards"][slots, t] = split.rewards[agents]
             rows["terminated"][slots, t] = step.terminated[agents]
@@ -198,33 +217,16 @@ class RolloutWorker:
         split.rewards[closing] = 0.0
         split.fresh &= ~closing
         split.episode_length += valid
-        self.env_steps += len(step.begins) - np.count_nonzero(step.begins)
+        self.env_steps += len(step.was_reset) - np.count_nonzero(step.was_reset)
         if self.draws:
             self.policy_steps += np.bincount(split.policy[valid & (split.snapshot == CURRENT)],
                                              minlength=len(self.policy_steps))
         else:
             self.policy_steps += np.count_nonzero(valid)
 
-    def by_kind(self, split: Split, chosen: np.ndarray) -> Iterator[tuple[int, Index, Index, np.ndarray]]:
-        """Yield each kind with chosen agents ([M] bool), these agents, their places in it, their slots in its storage.
-
-        A slice in place of a list of all agents saves a copy of each array.
-        """
-        if len(split.env.kinds) == 1:
-            count = np.count_nonzero(chosen)  # ten times cheaper than any() and all()
-            if count:
-                agents = slice(None) if count == len(chosen) else chosen.nonzero()[0]
-                yield 0, agents, agents, split.slots[agents]
-            return
-        for k, kind in enumerate(split.env.kinds):
-            places = chosen[kind.index].nonzero()[0]
-            if len(places):
-                agents = kind.index[places]
-                yield k, agents, places, split.slots[agents] - self.first_slot[k]
-
     def store_observations(self, split: Split, chosen: np.ndarray) -> None:
         """Write the latest observations of some agents ([M] bool, all with a slot) into row t."""
-        for k, agents, places, slots in self.by_kind(split, chosen):
+        for k, agents, places, slots in split.by_kind(chosen):
             rows, t = self.rows[k], split.t[agents]
             for name, value in split.latest.obs[k].items():
                 rows[f"obs/{name}"][slots, t] = value[places]
@@ -288,12 +290,11 @@ class RolloutWorker:
         split.slots[m], split.t[m] = NO_SLOT, 0
         if slot == NO_SLOT:
             return
-        if split.snapshot[m] != CURRENT or t == 0:
-            self.free_slots[policy].append(slot)
-        elif t == self.cfg.rollout:
-            self.hand_in([slot])
+        learns = split.snapshot[m] == CURRENT
+        if learns and t == self.cfg.rollout:
+            self.hand_in(policy, [slot])
         else:
-            self.unfinished[policy].append((slot, t))
+            self.pool.leave(policy, slot, t, is_worthless=not learns)
 
     def finish_trajectories(self, split: Split) -> None:
         """Hand full slots to the learner.
@@ -307,7 +308,7 @@ class RolloutWorker:
         if not self.cfg.async_rl:
             self.cut_short_ones(split, ~full)
             full[:] = True
-        for k, agents, _, slots in self.by_kind(split, full):
+        for k, agents, _, slots in split.by_kind(full):
             states, rows = split.last_states[k], self.rows[k]["rnn_states"]
             states[agents] = rows[slots, split.t[agents]]
             frozen = split.snapshot[agents] != CURRENT
@@ -315,14 +316,14 @@ class RolloutWorker:
         split.t[full] = 0
         learns = full & (split.snapshot == CURRENT)
         for policy in set(split.policy[learns].tolist()):
-            self.hand_in(split.slots[learns & (split.policy == policy)].tolist())
+            self.hand_in(policy, split.slots[learns & (split.policy == policy)].tolist())
         split.slots[learns] = NO_SLOT
         self.store_observations(split, split.acting & full & (split.slots != NO_SLOT))
 
     def cut_short_ones(self, split: Split, short: np.ndarray) -> None:
         """End the unfinished trajectories of some agents ([M] bool) after the last row whose value is known.
 
-        That of obs[t] comes with the next action: one row is lost.
+        V(obs[t]) is not known yet, so that row is dropped.
         """
         pending = short & split.open & ~split.acting
         split.t[pending] += 1  # the hidden state after the action
@@ -331,14 +332,15 @@ class RolloutWorker:
         split.open &= ~pending
         split.fresh &= ~pending
 
-    def hand_in(self, slots: list[int]) -> None:
-        """Give slots of one policy to its learner."""
-        self.buffers.policies[self.buffers.policy_of_slot(slots[0])].trajectories_done.put((SLOTS, *slots))
+    def hand_in(self, policy: int, slots: list[int]) -> None:
+        """Give slots of a policy to its learner."""
+        self.pool.count_away(policy, len(slots))
+        self.buffers.policies[policy].trajectories_done.put((SLOTS, *slots))
 
     def cut(self, slot: int, t: int) -> None:
         """End a trajectory before row t: what follows is not valid, the row before bootstraps from obs[t]."""
-        k = max(k for k, first in enumerate(self.first_slot) if slot >= first)
-        rows, slot = self.rows[k], slot - self.first_slot[k]
+        k = max(k for k, first in enumerate(self.buffers.first_slot_of_kind) if slot >= first)
+        rows, slot = self.rows[k], slot - self.buffers.first_slot_of_kind[k]
         rows["valid"][slot, t:] = False
         if t:
             rows["truncated"][slot, t - 1] |= ~rows["terminated"][slot, t - 1]
@@ -351,47 +353,20 @@ class RolloutWorker:
         needy = split.slots == NO_SLOT
         if not np.count_nonzero(needy):
             return True
-        # others must not go on in an unfinished trajectory: not in the middle of an episode, and not what never learns
+        # agents in the middle of an episode, and those of frozen policies, need empty slots
         flexible = needy & split.fresh & (split.snapshot == CURRENT)
         rigid = needy & ~flexible
-        self.free_unfinished(split.policy[rigid])
-        if not self.has_slots(split.policy[rigid], split.policy[flexible]):
+        for policy, slot, t in self.pool.take_out(split.policy[rigid]):
+            self.cut(slot, t)
+            self.hand_in(policy, [slot])
+        if not self.pool.suffices(split.policy[rigid], split.policy[flexible]):
             return False
-        for m in np.flatnonzero(rigid):
-            split.slots[m], split.t[m] = self.free_slots[split.policy[m]].popleft(), 0
-        for m in np.flatnonzero(flexible):
-            unfinished = self.unfinished[split.policy[m]]
-            split.slots[m], split.t[m] = unfinished.popleft() if unfinished else (
-                self.free_slots[split.policy[m]].popleft(), 0)
-        for k, agents, _, slots in self.by_kind(split, needy):
+        for m in (*np.flatnonzero(rigid), *np.flatnonzero(flexible)):
+            split.slots[m], split.t[m] = self.pool.take(split.policy[m], may_go_on=bool(flexible[m]))
+        for k, agents, _, slots in split.by_kind(needy):
             self.rows[k]["rnn_states"][slots, split.t[agents]] = split.last_states[k][agents]
         self.store_observations(split, split.acting & needy)
         return True
-
-    def has_slots(self, rigid: np.ndarray, flexible: np.ndarray) -> bool:
-        """Tell whether there are slots for agents of these policies, free ones for `rigid`, any for `flexible`."""
-        for policy, (free, unfinished) in enumerate(zip(self.free_slots, self.unfinished, strict=True)):
-            num_rigid, num_flexible = np.count_nonzero(rigid == policy), np.count_nonzero(flexible == policy)
-            if num_rigid > len(free) or num_rigid + num_flexible > len(free) + len(unfinished):
-                return False
-        return True
-
-    def free_unfinished(self, rigid: np.ndarray) -> None:
-        """Hand unfinished trajectories in where agents of these policies lack free slots and too few are on their way.
-
-        So no worker waits for ever: the slots of a policy that no agent holds become free.
-        """
-        for policy, (free, unfinished) in enumerate(zip(self.free_slots, self.unfinished, strict=True)):
-            missing = np.count_nonzero(rigid == policy) - len(free)
-            if missing <= 0 or not unfinished:
-                continue
-            held = sum(np.count_nonzero((split.slots != NO_SLOT) & (split.policy == policy))
-                       for split in self.splits.values())
-            on_their_way = self.buffers.slots_per_worker - held - len(free) - len(unfinished)
-            for _ in range(min(missing - on_their_way, len(unfinished))):
-                slot, t = unfinished.popleft()
-                self.cut(slot, t)
-                self.hand_in([slot])
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -412,7 +387,7 @@ class RolloutWorker:
         """Send the requests for a split's actions, one to each policy; False: there are not enough slots."""
         idle_steps = 0
         while self.take_slots(split):
-            split.asked[:] = np.where(split.acting, split.policy, IDLE)
+            split.awaited_policy[:] = np.where(split.acting, split.policy, IDLE)
             policies = set(split.policy[split.acting].tolist())
             split.answers_missing = len(policies)
             for policy in policies:

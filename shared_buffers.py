@@ -1,39 +1,41 @@
-"""Everything the processes share: trajectories, weights, counters, and the queues of tiny messages.
+"""Everything the processes share: trajectories, counters, and the inboxes for tiny messages.
 
-All data lies in tensors that are allocated once, here, in shared memory; a queue carries only a few small integers
-at a time. Nothing is serialized while the system runs.
+All data lies in tensors that are allocated once, here, in shared memory. A message is a few small integers.
 
 A *slot* holds one trajectory: T steps, and observation and hidden state number T, for the bootstrap value. It belongs
 to one policy and one rollout worker for good. Every agent (one of the A agents of one environment of one split) fills a
-slot of the policy it plays, row by row; which policy, slot and row, `agent_policy`, `agent_slot` and `agent_t` tell, so
-that a message only has to name the split.
+slot of the policy it plays, row by row. `awaited_policy`, `agent_slot` and `agent_t` hold each agent's policy, slot and
+row, so that a message only has to name the split.
 
-The protocol, as tuples (kind, index, ...); p is a policy:
+The protocol, as (kind, index, ...); p is a policy:
 
-    queue                 from                 message             meaning
+    inbox                 from                 message             meaning
     requests[p]           rollout worker    -> (SPLIT, split)      obs[slot, t] of the split's agents of p await actions
-    inboxes[worker]       policy worker     -> (SPLIT, split)      ... actions, log_probs, values, ... of p are written
+    worker_inboxes[w]     policy worker     -> (SPLIT, split)      ... actions, log_probs, values, ... of p are written
     trajectories_done[p]  rollout worker    -> (SLOTS, slot, ...)  these trajectories are complete
-    inboxes[worker]       learner           -> (SLOTS, slot, ...)  these slots are copied (or trained on), free again
-    inboxes[worker]       supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
-    trajectories_done[p]  supervisor        -> (SAVE, kind)        write a checkpoint when this message's turn comes
-    trajectories_done[p]  supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
-    trajectories_done[p]  supervisor        -> (CONFIGURE, 0)      read the policy's new settings
+    worker_inboxes[w]     learner           -> (SLOTS, slot, ...)  these slots are copied (or trained on), free again
+    worker_inboxes[w]     supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
+    commands[p]           supervisor        -> (SAVE, reason)      write a checkpoint
+    commands[p]           supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
+    commands[p]           supervisor        -> (CONFIGURE, 0)      read the policy's new settings
     evaluations           supervisor        -> (EVALUATE, 0)       score the newest policies
-    all four              supervisor        -> (STOP, 0)           leave run(); one for each reader
+    all but the third     supervisor        -> (STOP, 0)           leave run(); one for each reader
 
 Free slots are a message in their owner's inbox like any other: the worker never blocks on one thing while it could do
-another, and no split can starve a split of another worker. The slots of agents that step together come together, in one
-message: a message takes about 20 us (`benchmark.py components`), as much as 17 steps of CartPole.
+another, and no split can starve a split of another worker. The slots of agents that step together travel together.
+Commands travel apart from trajectories, and the learner obeys them between two datasets.
 
-Weights travel in one flat shared vector for each policy (in GPU memory on a GPU) with a version, the number of SGD
-steps so far; beside it lie the frozen snapshots for self-play. Read next: `rollout_worker.py`.
+The weights lie in `weights.py`. Read next: `weights.py`.
 """
 
 import copy
+import fcntl
 import math
+import multiprocessing
 import os
-import queue
+import select
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,17 +43,19 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from config import Config, UserError
-from flat_spaces import num_action_parameters, num_columns
-from pbt import flatten_shaping, hyperparameters
-from vector_env import EnvInfo
+from config import Config, algorithm_class, tunable
+from envs.flat_spaces import num_columns
+from envs.reward_shaping import flatten_shaping
+from envs.vector_env import EnvInfo
+from runtime.user_error import UserError
+from weights import CURRENT, SharedWeights
 
 SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, CONFIGURE, EVALUATE, STOP = range(9)
 SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE, SAVE_DONOR = range(4)
-CURRENT = -1  # the "snapshot" of an agent that plays the newest weights
 IDLE = -1  # the policy of an agent that awaits no action
-MAX_SLOTS_PER_WORKER = 2000  # so many messages fit into the pipe of a queue; more could block writer and reader at once
-Message = tuple[int, ...]
+MAX_SLOTS_PER_WORKER = 2000
+MAX_COMMANDS = 100  # of the supervisor, at once
+Message = Sequence[int]  # (kind, index, ...)
 
 
 class Spec(NamedTuple):
@@ -77,10 +81,9 @@ def trajectory_specs(
         # written by the policy worker
         "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the hidden state before obs[t] is seen
         "actions": Spec((T, num_columns(action_space)), torch.float32),
-        "action_parameters": Spec((T, num_action_parameters(action_space)), torch.float32),
-        "log_probs": Spec((T,), torch.float32),
-        "values": Spec((T,), torch.float32),  # in units of the scaled rewards
         "policy_version": Spec((T,), torch.int64),
+        **{name: Spec((T, *spec.shape), spec.dtype)
+           for name, spec in algorithm_class(cfg.algo)(cfg).columns(action_space).items()},
     }
 
 
@@ -116,106 +119,68 @@ def check_shared_memory(needed_bytes: int) -> None:
             "lower --num_envs_per_worker, --num_workers or --rollout, or enlarge it (docker run --shm-size=2g)")
 
 
-class SharedWeights:
-    """The newest weights of one policy, their version, and snapshots of earlier ones.
+class Inbox:
+    """A queue of messages: a pipe of 8-byte records (kind, index), with any number of writers and readers, and no lock.
 
-    Written by the policy's learner, copied by its policy workers. Row 0 of one flat float32 tensor holds all parameters
-    and buffers of the newest weights, row 1 + k those of snapshot k. The lock makes weights and version change
-    together; versions alone are read without it.
+    The kernel makes a write of up to PIPE_BUF bytes whole or not at all, and a read takes whole records. So a process
+    that dies inside either blocks nobody; multiprocessing's own queues have locks, which die with their holder.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, num_snapshots: int, lock: Any) -> None:
-        state = model.state_dict()
-        self._flat = torch.empty(1 + num_snapshots, sum(tensor.numel() for tensor in state.values()), device=device)
-        if device.type == "cpu":
-            self._flat.share_memory_()
-        # of the newest weights and the snapshots; then the number of snapshots taken, and `first_version`
-        self.versions = torch.zeros(3 + num_snapshots, dtype=torch.int64).share_memory_()
-        self._max_snapshots, self._lock = num_snapshots, lock
-        self.publish(model, 0)
+    RECORD = struct.Struct("ii")
+    AT_ONCE = 64  # records of one write; the kernel begins a new page where one does not fit: small ones waste little
+    MAX_RECORDS = 100_000  # what fits into the largest pipe that a user may have, 1 MiB
 
-    @property
-    def version(self) -> int:
-        """Return the version of the newest weights."""
-        return int(self.versions[0])
+    def __init__(self, context: Any, num_records: int) -> None:
+        """Make it so large that no writer waits while at most num_records are there."""
+        self.reader, self.writer = context.Pipe(duplex=False)
+        size = num_records * self.RECORD.size * 8 // 7 + select.PIPE_BUF  # an eighth of a page is wasted at most
+        try:
+            if size > fcntl.fcntl(self.writer, fcntl.F_GETPIPE_SZ):
+                fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, size)
+        except PermissionError as error:
+            raise UserError(f"the system allows no pipe of {size:,} bytes (/proc/sys/fs/pipe-max-size, and "
+                            "pipe-user-pages-soft for all of a user); lower --num_envs_per_worker, or end other runs"
+                            ) from error
 
-    @property
-    def num_snapshots(self) -> int:
-        """Count the snapshots there are."""
-        return min(int(self.versions[-2]), self._max_snapshots)
+    def put(self, message: Message) -> None:
+        """Write (kind, index, ...), one record for each index."""
+        kind, *indices = message
+        for start in range(0, len(indices), self.AT_ONCE):
+            records = (self.RECORD.pack(kind, index) for index in indices[start : start + self.AT_ONCE])
+            os.write(self.writer.fileno(), b"".join(records))
 
-    @property
-    def first_version(self) -> int:
-        """Return the version from which on the weights are this policy's (population-based training).
+    def get(self) -> list[Message]:
+        """Wait for messages; return all that are there, those of slots joined: (SLOTS, slot, ...)."""
+        messages: list[Message] = []
+        for kind, index in self.RECORD.iter_unpack(os.read(self.reader.fileno(), select.PIPE_BUF)):
+            if kind == SLOTS and messages and messages[-1][0] == SLOTS:
+                messages[-1].append(index)
+            else:
+                messages.append([kind, index])
+        return messages
 
-        What older ones have acted is of another policy, whose place this one has taken.
-        """
-        return int(self.versions[-1])
+    def serve(self, handle: Callable[..., None]) -> bool:
+        """Wait for messages and pass each on as handle(kind, index, ...); return False when told to stop."""
+        for message in self.get():
+            if message[0] == STOP:
+                return False
+            handle(*message)
+        return True
 
-    @first_version.setter
-    def first_version(self, version: int) -> None:
-        self.versions[-1] = version
-
-    @torch.no_grad()
-    def publish(self, model: nn.Module, version: int) -> None:
-        """Make the model's weights the newest ones."""
-        self._write(0, model, version)
-
-    @torch.no_grad()
-    def add_snapshot(self, model: nn.Module, version: int) -> None:
-        """Keep the model's weights as a snapshot, in the place of the oldest one."""
-        taken = int(self.versions[-2])
-        self._write(1 + taken % self._max_snapshots, model, version)
-        self.versions[-2] = taken + 1
-
-    def _write(self, row: int, model: nn.Module, version: int) -> None:
-        with self._lock:
-            parts = self._flat[row].split([tensor.numel() for tensor in model.state_dict().values()])
-            for part, tensor in zip(parts, model.state_dict().values(), strict=True):
-                part.copy_(tensor.reshape(-1))
-            self._finish_copies()
-            self.versions[row] = version
-
-    @torch.no_grad()
-    def refresh(self, model: nn.Module, snapshot: int = CURRENT) -> int:
-        """Copy the newest weights, or a snapshot, into a model (of any dtype), return their version."""
-        row = snapshot + 1
-        with self._lock:
-            state = model.state_dict()
-            for name, part in unflatten(self._flat[row], state).items():
-                state[name].copy_(part)
-            self._finish_copies()
-            return int(self.versions[row])
-
-    @torch.no_grad()
-    def copy_newest(self, model: nn.Module) -> tuple[dict[str, Tensor], int]:
-        """Return a copy of the newest weights, {name: float32} on the CPU, and their version.
-
-        model: one with the same parameters, of any dtype; it stays as it is.
-        """
-        with self._lock:
-            flat = self._flat[0].to("cpu", copy=True)
-            return unflatten(flat, model.state_dict()), int(self.versions[0])
-
-    def _finish_copies(self) -> None:
-        if self._flat.device.type == "cuda":  # copies on a GPU are only queued; the lock must cover their end
-            torch.cuda.current_stream(self._flat.device).synchronize()
-
-
-def unflatten(flat: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parts of a vector that holds all tensors of a state dict, in their shapes, as views."""
-    parts = flat.split([tensor.numel() for tensor in state.values()])
-    return {name: part.view(tensor.shape) for (name, tensor), part in zip(state.items(), parts, strict=True)}
+    def empty(self) -> bool:
+        """Tell whether nothing is there."""
+        return not self.reader.poll(0)
 
 
 class PolicyBuffers:
-    """What belongs to one policy: its queues, its weights, and where in the storage of its kind its slots begin."""
+    """What belongs to one policy: its inboxes, its weights, and where in the storage of its kind its slots begin."""
 
-    def __init__(self, kind: int, first_slot: int, weights: SharedWeights, make_queue: Any, make_lock: Any) -> None:
-        self.kind, self.first_slot = kind, first_slot
-        self.weights = weights
-        self.requests, self.requests_lock = make_queue(), make_lock()
-        self.trajectories_done = make_queue()
+    def __init__(self, cfg: Config, kind: int, first_slot: int, num_slots: int, weights: SharedWeights,
+                 pipes: Any) -> None:
+        self.kind, self.first_slot, self.weights = kind, first_slot, weights
+        self.requests = Inbox(pipes, cfg.num_splits + cfg.policy_workers_per_policy)
+        self.trajectories_done = Inbox(pipes, num_slots)
+        self.commands = Inbox(pipes, MAX_COMMANDS)
 
 
 class SharedBuffers:
@@ -252,40 +217,41 @@ class SharedBuffers:
                         for specs, count in zip(self.specs, counts, strict=True)]
         self.first_slot_of_kind = [sum(counts[:kind]) for kind in range(len(counts))]
 
-        make_queue = queue.SimpleQueue if context is None else context.SimpleQueue
-        make_lock = _NoLock if context is None else context.Lock
+        pipes = context or multiprocessing
         num_snapshots = cfg.self_play_snapshots if cfg.self_play_past_fraction else 0
         self.policies = []
         for policy, kind in enumerate(kind_of_policy):
             first = self.first_slot_of_kind[kind] + self.num_slots * kind_of_policy[:policy].count(kind)
-            weights = SharedWeights(models[policy], devices[policy], num_snapshots, make_lock())
-            self.policies.append(PolicyBuffers(kind, first, weights, make_queue, make_lock))
-        self.inboxes = [make_queue() for _ in range(cfg.num_workers)]
-        self.evaluations = make_queue()
+            weights = SharedWeights(models[policy], devices[policy], num_snapshots)
+            self.policies.append(PolicyBuffers(cfg, kind, first, self.num_slots, weights, pipes))
+        answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
+        self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
+        self.evaluations = Inbox(pipes, MAX_COMMANDS)
 
         def shared(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype).share_memory_()
 
         # one tensor, since each takes a file descriptor in every process: policy, snapshot, slot, t, version
         self._agents = shared(5, cfg.num_splits, agents_per_split)
-        self.agent_policy.fill_(IDLE)
+        self.awaited_policy.fill_(IDLE)
         self.agent_snapshot.fill_(CURRENT)
         # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
         self.env_steps = shared(cfg.num_workers)
         self.policy_steps = shared(cfg.num_workers, cfg.num_policies)  # decisions of the agents of each policy
         self.evaluation_steps = shared()  # a sign of life of the evaluator
-        # set once, by the supervisor: a learner leaves its dataset after at most one more SGD step
+        # set once: learners leave their datasets after at most one more SGD step, the evaluator its episodes
         self.stopping = shared(dtype=torch.bool)
         # of each policy: the score of best.pt, its sort, its decisions at its last update by population-based training
         self._of_policies = shared(3, cfg.num_policies, dtype=torch.float64)
         self.best_score.fill_(-math.inf)
         # population-based training: the settings of each policy, in the order of their names
-        self.settings = shared(cfg.num_policies, len(hyperparameters(cfg)), dtype=torch.float64)
-        num_shaping = len(flatten_shaping(info.shaping)) if cfg.with_pbt and info.shaping is not None else 0
-        self.shaping = shared(cfg.num_policies, num_shaping, dtype=torch.float64)
+        self.settings = shared(cfg.num_policies, len(tunable(cfg)), dtype=torch.float64)
+        offered = cfg.with_pbt and info.shaping is not None
+        self.shaping_names = list(flatten_shaping(info.shaping)) if offered else []
+        self.shaping = shared(cfg.num_policies, len(self.shaping_names), dtype=torch.float64)
 
     # of each agent, [splits, M] int64
-    agent_policy = property(lambda self: self._agents[0], doc="The policy that must act for it; IDLE: none.")
+    awaited_policy = property(lambda self: self._agents[0], doc="The policy that must act for it; IDLE: none.")
     agent_snapshot = property(lambda self: self._agents[1], doc="The snapshot that it plays, or CURRENT.")
     agent_slot = property(lambda self: self._agents[2], doc="Its trajectory.")
     agent_t = property(lambda self: self._agents[3], doc="Its row there.")
@@ -320,7 +286,7 @@ class SharedBuffers:
 
     def worker_of_split(self, split: int) -> int:
         """Tell which rollout worker steps a split."""
-        return split // (len(self.agent_slot) // len(self.inboxes))
+        return split // (len(self.agent_slot) // len(self.worker_inboxes))
 
     def without_weights(self) -> "SharedBuffers":
         """Return the same buffers for a rollout worker, which must not open the GPU that holds the weights.
@@ -330,8 +296,7 @@ class SharedBuffers:
         sampler = copy.copy(self)
         sampler.policies = [copy.copy(policy) for policy in self.policies]
         for policy in sampler.policies:
-            policy.weights = copy.copy(policy.weights)
-            del policy.weights._flat, policy.weights._lock
+            policy.weights = policy.weights.without_tensors()
         return sampler
 
 
@@ -343,6 +308,9 @@ def check_num_slots(cfg: Config, num_agents: int) -> None:
         cure = f"use at most {most} and more --num_workers" if most else "use fewer --num_policies"
         raise UserError(f"--num_envs_per_worker={cfg.num_envs_per_worker}, each with {num_agents} agents of "
                         f"{cfg.num_policies} policies, is too many for one process; {cure}")
+    if cfg.num_workers * cfg.num_envs_per_worker * num_agents > Inbox.MAX_RECORDS:
+        raise UserError(f"--num_workers={cfg.num_workers} x --num_envs_per_worker={cfg.num_envs_per_worker} give more "
+                        f"trajectories than the {Inbox.MAX_RECORDS:,} that fit into an inbox; lower one of them")
     if not cfg.async_rl and cfg.num_workers * cfg.num_envs_per_worker * num_agents != cfg.trajectories_per_dataset:
         samples = cfg.num_workers * cfg.num_envs_per_worker * num_agents * cfg.rollout
         agents = f" x {num_agents} agents" if num_agents > 1 else ""
@@ -351,23 +319,3 @@ def check_num_slots(cfg: Config, num_agents: int) -> None:
             f"--num_batches_per_epoch = {cfg.batch_size * cfg.num_batches_per_epoch} must equal --num_workers x "
             f"--num_envs_per_worker{agents} x --rollout = {samples}; set --num_batches_per_epoch=1 "
             f"--batch_size={samples}")
-
-
-def take_all(messages: Any, lock: Any) -> list[Message]:
-    """Wait for a message, then take all that are there.
-
-    Readers of one queue take turns under the lock: whoever waits inside holds nothing that others wait for.
-    """
-    with lock:
-        taken = [messages.get()]
-        while taken[-1][0] != STOP and not messages.empty():
-            taken.append(messages.get())
-        return taken
-
-
-class _NoLock:
-    """A lock for a single process."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exc: object) -> None: ...

@@ -1,7 +1,7 @@
 """Train a policy: `python train.py --env PongNoFrameskip-v4`. `--help` lists every setting.
 
-A thin command line over `appo.APPO`. Exit status: 0 when finished or stopped by Ctrl-C or SIGTERM after saving, 2 for
-bad input (one line), 1 when a component failed (its traceback). Read next: `appo.py`.
+A thin command line over `supervisor.Supervisor`. Exit status: 0 when finished or stopped by Ctrl-C or SIGTERM after
+saving, 2 for bad input (one line), 1 when a component failed (its traceback). Read next: `appo.py`.
 """
 
 import signal
@@ -9,14 +9,16 @@ import sys
 import time
 from types import FrameType
 
-from children import start_server
+from runtime.children import start_server
 
 if __name__ == "__main__" and not {"-h", "--help", "--serial_mode"} & set(sys.argv):
     start_server()  # before the slow imports, so that it does its own meanwhile: the first SGD step comes 1 s earlier
 
-from appo import APPO, ComponentError
-from config import UserError, make_parser
-from envs import describe_profiles
+from envs.families import describe_profiles
+from runtime.command_line import algo_of, make_parser
+from runtime.crew import ComponentError
+from runtime.user_error import UserError
+from supervisor import Supervisor
 
 
 class StopRequest:
@@ -48,10 +50,11 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
     stop = StopRequest()
     try:
-        given = vars(make_parser(__doc__.splitlines()[0], describe_profiles()).parse(argv))
-        with APPO(**{"env": "", **given}) as appo:
+        algo = algo_of(argv)
+        given = vars(make_parser(__doc__.splitlines()[0], describe_profiles(algo), algo).parse(argv))
+        with Supervisor(**{"env": "", **given}) as system:
             stop.training = True
-            appo.train(should_stop=stop)
+            system.train(should_stop=stop)
     except UserError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2

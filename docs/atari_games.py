@@ -17,7 +17,7 @@ import numpy as np
 
 from appo import APPO
 from config import make_config
-from envs import make_vector_env, profile
+from envs.families import make_vector_env, profile
 
 
 def ids_by_game() -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """What the layout of images, the activation and the copying of rows cost: `python -m docs.encoder`.
 
 The Nature CNN in bfloat16 on one core: us per image of acting (16 images) and of one training pass (264 images); and us
-per image of gathering 16 rows of trajectories. Quoted in `docs/performance.md`, `model.py` and `envs.py`.
+per image of gathering 16 rows of trajectories. Quoted in `docs/performance.md`, `model.py` and `envs/families.py`.
 """
 
 from functools import partial
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from appo import keep_freed_memory
-from benchmark import time_of
 from config import make_config
 from model import NONLINEARITIES, FastELU, ImageEncoder
+from runtime.crew import keep_freed_memory
+from tools.components import time_of
 
 SECONDS = 2.0
 

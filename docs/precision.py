@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from appo import APPO
-from config import UserError, make_parser
 from learner import Learner
+from runtime.command_line import make_parser
+from runtime.user_error import UserError
 
 EVERY = 128  # SGD steps
 SETTINGS = {"env": "PongNoFrameskip-v4", "train_for_env_steps": 300_000}
@@ -29,22 +30,22 @@ class ComparingLearner(Learner):
 
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Compare the gradients of this minibatch and the one before now and then, then learn as always."""
-        if self.previous is not None and self.sgd_steps % EVERY == 1:
+        if self.previous is not None and self.state.sgd_steps % EVERY == 1:
             exact = self.gradient(data, torch.float32)
             cosines = [cosine(exact, self.gradient(minibatch, torch.bfloat16)) for minibatch in (data, self.previous)]
             rows = zip(*(cosine_of.values() for cosine_of in cosines), strict=True)
-            print("  ".join([f"{self.env_steps_trained:>9,}", *(f"{same:9.4f} {other:6.2f}" for same, other in rows)]),
-                  file=sys.__stdout__, flush=True)
+            numbers = [f"{same:9.4f} {other:6.2f}" for same, other in rows]
+            print("  ".join([f"{self.state.decisions_trained:>9,}", *numbers]), file=sys.__stdout__, flush=True)
         self.previous = data
         return super().sgd_step(data)
 
     def gradient(self, data: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """Compute the gradient of a minibatch with the network body in some arithmetic; change nothing."""
         before = {name: tensor.clone() for name, tensor in self.model.returns.state_dict().items()}
-        own, self.dtype = self.dtype, dtype
+        own, self.model.arithmetic = self.model.arithmetic, dtype
         self.model.zero_grad(set_to_none=True)
         self.backward(data)
-        self.dtype = own
+        self.model.arithmetic = own
         self.model.returns.load_state_dict(before)
         return {name: tensor.grad.clone() for name, tensor in self.model.named_parameters()}
 

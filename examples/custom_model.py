@@ -7,7 +7,8 @@ From the command line: `python train.py --env CartPole-v1 --model examples.custo
 from torch import nn
 
 from appo import APPO
-from model import ActorCritic, LeafEncoders, expanded_space
+from model import ActorCritic, LeafEncoders
+from normalizers import expanded_space
 
 
 class SeparateNetworks(ActorCritic):

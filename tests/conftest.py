@@ -6,16 +6,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from envs import families
+
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests everywhere, before a GPU is looked for
 
-import envs
 
 
 @pytest.fixture(autouse=True, scope="session")
 def episodes_from_their_beginning() -> Iterator[None]:
     """Let environments begin where they are reset: most tests follow every step from there on."""
     with pytest.MonkeyPatch.context() as patch:
-        for profile in envs.PROFILES.values():
+        for profile in families.PROFILES.values():
             patch.delitem(profile, "decorrelate_experience_max_seconds", raising=False)
         yield
 

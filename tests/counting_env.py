@@ -7,9 +7,9 @@ import numpy as np
 from gymnasium import spaces
 
 from config import Config
-from flat_spaces import Observation
-from seeding import consecutive
-from vector_env import AgentKind, EnvInfo, Step, VectorEnv
+from envs.flat_spaces import Observation
+from envs.vector_env import AgentKind, EnvInfo, Step, VectorEnv
+from runtime.seeding import consecutive
 
 
 class CountingEnv(VectorEnv):
@@ -39,8 +39,9 @@ class CountingEnv(VectorEnv):
     def observe(self) -> Observation:
         return {"obs": np.stack([self.ids, self.episode, self.t], 1).astype(np.float32)}
 
-    def make_step(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, begins: np.ndarray) -> Step:
-        return Step([self.observe()], rewards, terminated, truncated, ~(terminated | truncated), begins,
+    def make_step(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
+                  was_reset: np.ndarray) -> Step:
+        return Step([self.observe()], rewards, terminated, truncated, ~(terminated | truncated), was_reset,
                     np.full(self.num_envs, np.nan))
 
     def step(self, actions: list[np.ndarray]) -> Step:

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from seeding import ENVIRONMENT, EVALUATION, derive_seed
+from runtime.seeding import ENVIRONMENT, EVALUATION, derive_seed
 
 SEED = 4  # of the runs
 FAILING_SEED = derive_seed(SEED, ENVIRONMENT, index=1, part=1)  # the second split's second environment

@@ -1,5 +1,9 @@
-"""Buffers for tests of components with one policy and one agent in each environment."""
+"""Buffers for tests of components with one policy and one agent in each environment; a look into inboxes."""
 
+import fcntl
+import os
+import struct
+import termios
 from typing import Any
 
 import torch
@@ -7,8 +11,8 @@ from gymnasium import spaces
 from torch import nn
 
 from config import Config
-from shared_buffers import SharedBuffers
-from vector_env import EnvInfo
+from envs.vector_env import EnvInfo
+from shared_buffers import Inbox, SharedBuffers
 
 CPU = torch.device("cpu")
 
@@ -18,3 +22,19 @@ def make_buffers(cfg: Config, obs_space: dict[str, spaces.Space], action_space: 
     """Allocate what the components of one policy share; without a context for one process."""
     info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None)
     return SharedBuffers(cfg, info, [0], [model], [CPU], context)
+
+
+def take_one(inbox: Inbox) -> tuple[int, int]:
+    """Take one record out of an inbox, where `get` would take all."""
+    return Inbox.RECORD.unpack(os.read(inbox.reader.fileno(), Inbox.RECORD.size))
+
+
+def drain(inbox: Inbox) -> list[tuple[int, ...]]:
+    """Take all messages that are in an inbox."""
+    return [] if inbox.empty() else [tuple(message) for message in inbox.get()]
+
+
+def num_waiting(inbox: Inbox) -> int:
+    """Count the records in an inbox."""
+    size = struct.unpack("i", fcntl.ioctl(inbox.reader, termios.FIONREAD, b"\0" * 4))[0]
+    return size // Inbox.RECORD.size

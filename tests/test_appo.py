@@ -15,17 +15,22 @@ import pytest
 import torch
 from counting_env import CountingEnv, make_counting_env
 from gymnasium import spaces
-from one_policy import CPU, make_buffers
-from test_rollout_worker import Threads
+from one_policy import CPU, drain, make_buffers, num_waiting
+from parts import learners
 
-import checkpoint
-from appo import APPO, choose_niceness, configure, prepare_run_dir
-from config import UserError, make_config
+from appo import APPO
+from config import make_config
 from learner import Learner
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
+from runtime import checkpoint
+from runtime.crew import ComponentError
+from runtime.machine import choose_niceness
+from runtime.run_folder import configure, prepare_run_dir
+from runtime.user_error import UserError
 from shared_buffers import RESUME, SLOTS, STOP, SharedBuffers
+from supervisor import Supervisor
 
 CLOCK = {"wall_sec", "fps"}
 SMALL: dict[str, Any] = {
@@ -54,7 +59,7 @@ def test_serial_mode_gives_bit_identical_figures_twice(tmp_path: Path, *, async_
     assert len(rows) > 10
     assert rows == metrics(second.cfg.run_dir)
     assert rows != metrics(other.cfg.run_dir), "the seed matters"
-    for a, b in zip(first.learners[0].model.parameters(), second.learners[0].model.parameters(), strict=True):
+    for a, b in zip(learners(first)[0].model.parameters(), learners(second)[0].model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -75,7 +80,7 @@ def test_rollout_workers_are_bound_to_cores_in_turns(tmp_path: Path, *, is_bound
     settings = SMALL | {"train_dir": str(tmp_path), "num_workers": 3, "serial_mode": False}
     with APPO("CartPole-v1", **settings, set_workers_cpu_affinity=is_bound) as appo:
         appo.train(500)
-        bound = {process.name: os.sched_getaffinity(process.pid) for process in appo.processes}
+        bound = {process.name: os.sched_getaffinity(process.pid) for process in appo.crew.processes}
     for worker in range(3):
         expected = {cores[worker % len(cores)]} if is_bound else set(cores)
         assert bound.pop(f"rollout_worker_{worker}") == expected
@@ -118,7 +123,7 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
     first = run(tmp_path, 2000, **settings)
     saved = checkpoint.load_checkpoint(checkpoint.find_checkpoint(first.cfg.run_dir))
     with APPO("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)} | settings) as second:
-        resumed = second.learners[0].state_dict()
+        resumed = learners(second)[0].state.state_dict()
         assert_equal(resumed, saved)
         assert second.env_steps == first.env_steps
         rows_before = len(metrics(second.cfg.run_dir))
@@ -149,11 +154,47 @@ def assert_equal(a: Any, b: Any) -> None:
         assert a == b
 
 
+def test_a_run_that_does_not_name_its_algorithm_resumes_as_what_it_was(tmp_path: Path) -> None:
+    """So were the runs saved before there was a choice."""
+    first = run(tmp_path)
+    config, path = first.cfg.run_dir / "config.json", checkpoint.find_checkpoint(first.cfg.run_dir)
+    config.write_text(json.dumps({name: value for name, value in json.loads(config.read_text()).items()
+                                  if name != "algo"}))
+    state = checkpoint.load_checkpoint(path)
+    del state["algo"]
+    checkpoint.save_checkpoint(state, path)
+    with Supervisor("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)}) as resumed:
+        assert (resumed.cfg.algo, resumed.versions) == ("appo", [state["sgd_steps"]])
+
+
+@pytest.mark.parametrize(("settings", "fragments"), [
+    ({"algo": "apo"}, ["--algo=apo is unknown (did you mean appo?)"]),
+    ({"algo": "test_appo:Library"}, ["--algo=test_appo:Library is no subclass of algorithm.Algorithm"]),
+    ({"algo": "test_learner:PolicyGradient"}, ["holds a run of --algo=appo, not of test_learner:PolicyGradient"]),
+    ({"algo": "test_learner:PolicyGradient", "experiment": "new", "ppo_clip_ratio": 0.1},
+     ["--ppo_clip_ratio is a setting of --algo=appo, not of test_learner:PolicyGradient"])])
+def test_another_algorithm_is_refused_with_one_line(tmp_path: Path, settings: dict[str, Any],
+                                                    fragments: list[str]) -> None:
+    first = run(tmp_path)
+    given = {"train_dir": str(tmp_path), "experiment": first.cfg.experiment, "serial_mode": True} | settings
+    with pytest.raises(UserError) as refused:
+        Supervisor("CartPole-v1", **given)
+    assert all(fragment in str(refused.value) for fragment in fragments), refused.value
+    assert "\n" not in str(refused.value)
+
+
+def test_a_system_that_has_ended_says_so_at_once(tmp_path: Path) -> None:
+    ended = run(tmp_path, serial_mode=False)
+    for use in (ended.save, ended.train):
+        with pytest.raises(ComponentError, match="this system has ended; make a new one"):
+            use()
+
+
 def start_threads(buffers: SharedBuffers, components: list[Any]) -> list[threading.Thread]:
     threads = [threading.Thread(target=component.run) for component in components]
     for thread in threads:
         thread.start()
-    for inbox in buffers.inboxes:
+    for inbox in buffers.worker_inboxes:
         inbox.put((RESUME, 0))
     return threads
 
@@ -176,7 +217,7 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
         "env": "counting", "train_dir": str(tmp_path), "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8,
         "batch_size": 32, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (8,)})
     model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
-    buffers = make_buffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model, Threads)
+    buffers = make_buffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model)
     shared = buffers.policies[0]
     reports: list[dict[str, float]] = []
     in_transit: list[int] = []
@@ -184,10 +225,10 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
     class SlowLearner(Learner):
         def sgd_step(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             time.sleep(0.02)
-            in_transit.append(shared.trajectories_done.qsize())
+            in_transit.append(num_waiting(shared.trajectories_done))
             return super().sgd_step(data)
 
-    learner = SlowLearner(cfg, buffers, 0, CPU, lambda report: reports.append(report[2]))
+    learner = SlowLearner(cfg, buffers, 0, CPU, None, lambda report: reports.append(report[2]))
     workers = [RolloutWorker(cfg, buffers, worker, lambda report: None, make_counting_env) for worker in range(2)]
     threads = start_threads(buffers, [learner, PolicyWorker(cfg, buffers, 0, CPU), *workers])
     deadline = time.monotonic() + 60
@@ -195,7 +236,7 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
         time.sleep(0.05)
     most_in_transit = max(in_transit)
     buffers.stopping.fill_(True)
-    for messages in (*buffers.inboxes, shared.requests, shared.trajectories_done):
+    for messages in (*buffers.worker_inboxes, shared.requests, shared.commands):
         messages.put((STOP, 0))
     for thread in threads:
         thread.join(30)
@@ -219,10 +260,9 @@ def test_without_a_learner_sampling_stops_when_all_slots_are_full() -> None:
     server = PolicyWorker(cfg, buffers, 0, CPU)
     worker.handle(RESUME, 0)
     while not shared.requests.empty():
-        server.serve([shared.requests.get()])
-        while not buffers.inboxes[0].empty():
-            worker.handle(*buffers.inboxes[0].get())
-    done = [shared.trajectories_done.get() for _ in range(shared.trajectories_done.qsize())]
+        server.serve(shared.requests.get())
+        worker.turn()
+    done = drain(shared.trajectories_done)
     assert all(kind == SLOTS for kind, *_ in done)
     assert sorted(slot for _, *slots in done for slot in slots) == list(range(buffers.num_slots))
 
@@ -265,7 +305,7 @@ def test_a_script_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> Non
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with APPO("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)}) as appo:
         appo.train(500)
-        appo.learners[0].model.value_head.bias.data.fill_(math.nan)
+        learners(appo)[0].model.value_head.bias.data.fill_(math.nan)
         with pytest.raises(RuntimeError, match="non-finite"):
             appo.train(500)
     assert "non-finite" in (appo.cfg.run_dir / "log.txt").read_text()

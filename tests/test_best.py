@@ -15,11 +15,13 @@ from gymnasium import spaces
 from test_population import assert_equal
 
 import evaluate
-import records
 from appo import APPO
-from checkpoint import BEST, find_checkpoint, is_better, load_checkpoint, policy_dir, sort_of_score
-from records import RETURN_WINDOW, Records
-from shared_buffers import SAVE_BEST, SharedWeights
+from runtime import policy_records, records
+from runtime.checkpoint import BEST, find_checkpoint, is_better, load_checkpoint, policy_dir, sort_of_score
+from runtime.policy_records import RETURN_WINDOW
+from runtime.records import Records
+from shared_buffers import SAVE_BEST
+from weights import SharedWeights
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
@@ -71,8 +73,8 @@ def windows() -> list[float]:
 def test_the_best_full_window_is_saved_when_it_happens(env: str, tmp_path: Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before the end, and in a shorter time than 20 seconds."""
-    monkeypatch.setattr(records, "MIN_BEST_SEC", 0.0)
-    monkeypatch.setattr(records, "BEST_SHARE", 1e9)
+    monkeypatch.setattr(policy_records, "MIN_BEST_SEC", 0.0)
+    monkeypatch.setattr(policy_records, "BEST_SHARE", 1e9)
     RisesAndFalls.episodes.clear()
     with APPO(f"test_best:{env}", train_dir=str(tmp_path), **SMALL) as appo:
         appo.train(1200)
@@ -86,7 +88,7 @@ def test_the_best_full_window_is_saved_when_it_happens(env: str, tmp_path: Path,
 
 def test_at_the_end_it_is_looked_at_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving is rare here, and the return still rises."""
-    monkeypatch.setattr(records, "MIN_BEST_SEC", 1e9)
+    monkeypatch.setattr(policy_records, "MIN_BEST_SEC", 1e9)
     RisesAndFalls.episodes.clear()
     with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
         appo.train(450)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from counting_agents import CountingAgents, Script
 from gymnasium import spaces
+from parts import rollout_workers
 
-import vector_env
 from appo import APPO
-from config import UserError
-from flat_spaces import random_action
-from multi_agent import ParallelVectorEnv
-from vector_env import Ahead, play_ahead
+from envs import vector_env
+from envs.flat_spaces import random_action
+from envs.multi_agent import ParallelVectorEnv
+from envs.vector_env import Ahead, play_ahead
+from runtime.user_error import UserError
 
 LENGTH = 40
 SMALL: dict[str, Any] = {
@@ -48,7 +49,7 @@ class Clock(gym.Env):
 def ages(appo: APPO) -> np.ndarray:
     """Return in which step each environment is, [workers, splits, N]."""
     return np.array([[[int(env.unwrapped.t) for env in split.env._env.envs] for split in worker.splits.values()]
-                     for worker in appo.rollout_workers])
+                     for worker in rollout_workers(appo)])
 
 
 def test_without_it_environments_stay_in_step(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_several_agents_play_ahead_by_the_rules(rules: dict[str, Any]) -> None:
     step = env.reset(range(30), Ahead(np.linspace(0, 0.99, 30), 1e9, np.random.default_rng(0)))
     reached = [single.t for single in env._envs]
     assert len(set(reached)) > 1
-    assert step.begins.all()
+    assert step.was_reset.all()
     for i, single in enumerate(env._envs):
         for agent in range(script.num_agents):
             assert step.active[i * script.num_agents + agent] == script.acts(

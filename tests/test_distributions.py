@@ -12,7 +12,8 @@ from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Distribution, Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
-from config import UserError, make_config
+from appo import AsyncPPO
+from config import make_config
 from distributions import (
     FORBIDDEN,
     LOG_STD_RANGE,
@@ -25,7 +26,8 @@ from distributions import (
     forbid,
     log_tanh_slope,
 )
-from flat_spaces import num_action_parameters, num_columns
+from envs.flat_spaces import num_action_parameters, num_columns
+from runtime.user_error import UserError
 
 SPACES = {
     "discrete": spaces.Discrete(5, start=2),
@@ -339,11 +341,11 @@ def test_settings_that_an_action_space_does_not_allow_are_refused() -> None:
     for name in ("box", "nested"):
         check_action_space(make_config({"squash_actions": True, "adaptive_stddev": True}), SPACES[name])
         with pytest.raises(UserError, match=r"symmetric_kl needs discrete actions; use entropy"):
-            check_action_space(make_config({"exploration_loss": "symmetric_kl"}), SPACES[name])
+            AsyncPPO(make_config({"exploration_loss": "symmetric_kl"})).check_spaces({}, SPACES[name])
         with pytest.raises(UserError, match=r"--initial_stddev=150.0 must lie between 0.0003 and 148"):
             check_action_space(make_config({"initial_stddev": 150.0}), SPACES[name])
     for name in DISCRETE:
-        check_action_space(make_config({"exploration_loss": "symmetric_kl"}), SPACES[name])
+        AsyncPPO(make_config({"exploration_loss": "symmetric_kl"})).check_spaces({}, SPACES[name])
         for setting in ("squash_actions", "adaptive_stddev"):
             with pytest.raises(UserError, match=rf"--{setting} is for continuous actions"):
                 check_action_space(make_config({setting: True}), SPACES[name])

@@ -14,15 +14,16 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-import envs
-from config import Config, UserError, make_config
-from envs import make_vector_env
-from flat_spaces import num_columns
-from vector_env import EnvironmentFailure, GymVectorEnv, Step, VectorEnv
+from config import Config, make_config
+from envs import families
+from envs.families import make_vector_env
+from envs.flat_spaces import num_columns
+from envs.vector_env import EnvironmentFailure, GymVectorEnv, Step, VectorEnv
+from runtime.user_error import UserError
 
 
 def make_cfg(env_id: str, **settings: Any) -> Config:
-    return make_config(envs.profile(env_id, settings), {"env": env_id, **settings})
+    return make_config(families.profile(env_id, settings), {"env": env_id, **settings})
 
 
 def make(env_id: str, num_envs: int = 2) -> VectorEnv:
@@ -85,7 +86,7 @@ def test_atari_in_cpp_equals_gymnasiums_wrappers(env_id: str, seed: int, monkeyp
                         lambda *args, **kwargs: original(*args, **kwargs | {"noop_max": 0}))
     cfg = make_cfg(env_id)
     fast = make_vector_env(cfg, 1)
-    slow = envs.atari_env(cfg, envs.find_spec(env_id), None, noop_max=0)
+    slow = families.atari_env(cfg, families.find_spec(env_id), None, noop_max=0)
     assert fast.kinds[0].action_space == slow.action_space
     fast_obs = fast.reset(seed).obs[0]["obs"]
     slow_obs, _ = slow.reset(seed=seed)
@@ -143,9 +144,9 @@ def test_atari_rewards_are_not_clipped() -> None:
 def test_atari_time_limit_counts_frames_and_truncates(frameskip: int, steps: int) -> None:
     """So the 108,000 frames of every id are 27,000 env_steps at frameskip 4 (no-ops and FIRE come on top)."""
     env_id = "PongNoFrameskip-v4"
-    spec = copy.deepcopy(envs.find_spec(env_id))
+    spec = copy.deepcopy(families.find_spec(env_id))
     spec.kwargs["max_num_frames_per_episode"] = 100
-    env = GymVectorEnv(envs._atari_vector(make_cfg(env_id, env_frameskip=frameskip), spec, 2), env_id)
+    env = GymVectorEnv(families._atari_vector(make_cfg(env_id, env_frameskip=frameskip), spec, 2), env_id)
     env.reset(0)
     for step in range(1, 2 * steps + 2):  # two episodes and the step between them, which only resets
         _, _, terminated, truncated, *_ = env.step(rows(0, 0))
@@ -558,18 +559,18 @@ def test_masks_come_with_the_observation_they_belong_to(register: Any, in_info: 
 ])
 def test_unknown_id_names_the_nearest(env_id: str, meant: str) -> None:
     with pytest.raises(UserError) as refused:
-        envs.find_spec(env_id)
+        families.find_spec(env_id)
     text = str(refused.value)
     assert text.startswith(f"--env={env_id} is unknown; did you mean ")
     assert meant in text
     assert "\n" not in text
-    envs.find_spec(meant)
+    families.find_spec(meant)
 
 
 @pytest.mark.parametrize("env_id", ["", " ", ":", ":CartPole-v1", "a:b:c", "no such thing", "Xyzzyqqq/Wvut-v3"])
 def test_malformed_id_is_refused(env_id: str) -> None:
     with pytest.raises(UserError, match="--env"):
-        envs.find_spec(env_id)
+        families.find_spec(env_id)
 
 
 @pytest.mark.parametrize(("env_id", "cure"), [
@@ -580,7 +581,7 @@ def test_malformed_id_is_refused(env_id: str) -> None:
 def test_missing_module_gives_the_cure(env_id: str, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minigrid", None)  # missing, whether it is installed or not
     with pytest.raises(UserError) as refused:
-        envs.find_spec(env_id)
+        families.find_spec(env_id)
     assert str(refused.value).endswith(f"; {cure}")
 
 
@@ -588,14 +589,14 @@ def test_module_that_imports_a_missing_one_names_that(tmp_path: Path, monkeypatc
     (tmp_path / "module_for_test.py").write_text("import not_installed_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"there is no module 'not_installed_at_all'"):
-        envs.find_spec("module_for_test:Env-v0")
+        families.find_spec("module_for_test:Env-v0")
 
 
 def test_module_with_an_error_of_its_own_shows_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_module_for_test.py").write_text("from math import no_such_thing\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"'broken_module_for_test' cannot be imported: cannot import.*no_such_thing"):
-        envs.find_spec("broken_module_for_test:Env-v0")
+        families.find_spec("broken_module_for_test:Env-v0")
 
 
 def test_mask_that_only_step_gives_is_refused() -> None:
@@ -647,7 +648,7 @@ def test_missing_ale_gives_the_install_line(env_id: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(gym, "registry", without)
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(UserError, match="pip install ale-py"):
-        envs.find_spec(env_id)
+        families.find_spec(env_id)
 
 
 @pytest.mark.parametrize(("env_id", "family"), [
@@ -655,17 +656,17 @@ def test_missing_ale_gives_the_install_line(env_id: str, monkeypatch: pytest.Mon
     ("Pendulum-v1", "classic_control"), ("FrozenLake-v1", "other"),
 ])
 def test_families(env_id: str, family: str) -> None:
-    assert envs.family(env_id) == family
-    assert envs.family(env_id) == family
+    assert families.family(env_id) == family
+    assert families.family(env_id) == family
 
 
 @pytest.mark.parametrize("family", ["PongNoFrameskip-v4", "CartPole-v1", "FrozenLake-v1"])
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 8, 16, 100])
 def test_profile_is_valid_and_has_as_many_environments_on_any_machine(family: str, num_workers: int) -> None:
-    given = envs.profile(family, {"num_workers": num_workers})
+    given = families.profile(family, {"num_workers": num_workers})
     cfg = make_config(given, {"num_workers": num_workers})
     assert {name: getattr(cfg, name) for name in given} == given
-    profile = envs.PROFILES[envs.family(family)]
+    profile = families.family_profile(families.family(family), "appo")
     without_gpu = {} if torch.cuda.is_available() else profile.get("without_gpu", {})
     num_envs = (profile | without_gpu).get("num_envs")
     if num_envs:

@@ -10,9 +10,9 @@ from counting_env import CountingEnv, episode_length, number_of, reward_code
 
 import evaluate
 from appo import APPO
-from evaluator import play
-from seeding import EVALUATION, derive_seed
-from vector_env import Step
+from envs.vector_env import Step
+from runtime.evaluator import play
+from runtime.seeding import EVALUATION, derive_seed
 
 
 class ZeroPlayer:

@@ -19,13 +19,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_appo import metrics
 from test_train import run_train
 
-from appo import APPO, ComponentError, probe
+from appo import APPO
 from config import make_config
-from evaluator import MAX_ENVS, Evaluator, play
+from envs.families import probe
+from envs.vector_env import Step
 from model import ActorCritic
-from seeding import EVALUATION, derive_seed
+from runtime.crew import ComponentError
+from runtime.evaluator import MAX_ENVS, Evaluator, play
+from runtime.seeding import EVALUATION, derive_seed
 from shared_buffers import EVALUATE
-from vector_env import Step
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64, "num_batches_per_epoch": 2,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from config import UserError, find_function, reference
 from examples.custom_encoder import FourierEncoder
+from runtime.by_name import find_function, reference
+from runtime.user_error import UserError
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--num_workers=1", "--num_envs_per_worker=8", "--train_for_env_steps=3000", "--rollout=16", "--batch_size=128",
@@ -26,13 +27,17 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
     ("--core", "custom_core:LeakyCore", "CartPole-v1"),
     ("--model", "custom_model:SeparateNetworks", "CartPole-v1"),
     ("--policy_mapping", "custom_mapping:chasers_and_chased", "pettingzoo:mpe2.simple_tag_v3"),
+    ("--algo", "custom_loss:CalmPPO", "CartPole-v1"),
+    ("--algo", "custom_algorithm:Reinforce", "CartPole-v1"),
 ])
 def test_an_example_is_short_and_trains_and_plays_in_spawned_processes(flag: str, name: str, env: str,
                                                                        tmp_path: Path) -> None:
     if env.startswith("pettingzoo:"):
         pytest.importorskip("mpe2")
     source = ROOT / "examples" / f"{name.split(':', maxsplit=1)[0]}.py"
-    assert len(source.read_text().splitlines()) <= 40
+    num_lines = len(source.read_text().splitlines())
+    assert num_lines <= (60 if name.startswith("custom_algorithm") else 40)
+    assert f"`examples/{source.name}` | {num_lines} |" in (ROOT / "docs" / "forking.md").read_text()
     chosen = ["--env", env or f"examples.{name}", f"--train_dir={tmp_path}"]
     part = [f"{flag}=examples.{name}"] if env else []
     if flag == "--policy_mapping":
@@ -97,8 +102,8 @@ def test_a_function_that_other_processes_cannot_find_is_refused(function: object
 
 @pytest.mark.parametrize(("name", "complaint"), [
     ("no_such_module:Encoder", "there is no module 'no_such_module'.*PYTHONPATH"),
-    ("examples.custom_encoder:Encoder", "has no function 'Encoder' .did you mean FourierEncoder"),
-    (":Encoder", "cannot be imported"), ("math:pi", "has no function 'pi'")])
+    ("examples.custom_encoder:Encoder", "has no function or class 'Encoder' .did you mean FourierEncoder"),
+    (":Encoder", "cannot be imported"), ("math:pi", "has no function or class 'pi'")])
 def test_a_name_that_leads_nowhere_is_refused(name: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         find_function("encoder", name)

@@ -17,13 +17,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from failing_envs import EPISODE_LENGTH, FAILING_RESET, FAILING_SEED, FAILING_STEP, SEED
+from parts import learners
 
-import envs
 import train
 from appo import APPO
-from config import UserError, make_config
-from envs import make_vector_env
-from vector_env import EnvironmentFailure, VectorEnv
+from config import make_config
+from envs import families
+from envs.families import make_vector_env
+from envs.vector_env import EnvironmentFailure, VectorEnv
+from runtime.user_error import UserError
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,
@@ -79,7 +81,7 @@ def test_failure_names_the_environment_its_seed_and_the_step(tmp_path: Path, nam
 def test_a_huge_reward_can_be_clipped_or_scaled(tmp_path: Path, settings: dict[str, float]) -> None:
     with APPO("failing_envs:HugeReward", train_dir=str(tmp_path), serial_mode=True, **SMALL | settings) as appo:
         appo.train(500)
-        assert all(tensor.isfinite().all() for tensor in appo.learners[0].model.state_dict().values())
+        assert all(tensor.isfinite().all() for tensor in learners(appo)[0].model.state_dict().values())
 
 
 @pytest.mark.parametrize("name", ["LargeReward", "LargeObservation"])
@@ -87,7 +89,7 @@ def test_large_numbers_are_learned_from(tmp_path: Path, name: str) -> None:
     """Nothing overflows just below what is refused."""
     with APPO(f"failing_envs:{name}", train_dir=str(tmp_path), serial_mode=True, gamma=0.9999, **SMALL) as appo:
         appo.train(500)
-        assert all(tensor.isfinite().all() for tensor in appo.learners[0].model.state_dict().values())
+        assert all(tensor.isfinite().all() for tensor in learners(appo)[0].model.state_dict().values())
 
 
 @pytest.mark.parametrize("action_mask", [True, False])
@@ -277,7 +279,7 @@ def test_function_of_the_running_script_works_in_every_process(tmp_path: Path) -
 ])
 def test_function_that_does_not_exist_is_refused_with_one_line(env: str, fragments: list[str]) -> None:
     with pytest.raises(UserError) as refusal:
-        envs.find_spec(env)
+        families.find_spec(env)
     assert_one_line(str(refusal.value), fragments)
 
 

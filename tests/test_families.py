@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-import envs
 from appo import APPO
-from config import Config, UserError, make_config
-from envs import PROFILES, make_vector_env
-from flat_spaces import hash_words, num_columns
-from vector_env import VectorEnv
+from config import Config, make_config
+from envs import families
+from envs.families import family_profile, make_vector_env
+from envs.flat_spaces import hash_words, num_columns
+from envs.vector_env import VectorEnv
+from runtime.user_error import UserError
 
 # Box2D's binding makes its types so; Python 3.12 warns of it
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
@@ -71,7 +72,7 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def make_cfg(env: str, **settings: Any) -> Config:
-    return make_config(envs.profile(env, settings), {"env": env, **settings})
+    return make_config(families.profile(env, settings), {"env": env, **settings})
 
 
 def make(env: str, num_envs: int = 2, **settings: Any) -> VectorEnv:
@@ -86,9 +87,9 @@ def random_actions(env: VectorEnv, generator: np.random.Generator) -> list[np.nd
 
 
 def test_plain_id_has_the_profile_of_its_family(example: Example) -> None:
-    assert envs.family(example.env) == example.family
+    assert families.family(example.env) == example.family
     cfg = make_cfg(example.env, num_workers=1, worker_num_splits=1)
-    expected = dict(PROFILES[example.family])
+    expected = family_profile(example.family, "appo")
     without_gpu = expected.pop("without_gpu", {})
     for name, value in (expected | ({} if torch.cuda.is_available() else without_gpu)).items():
         assert getattr(cfg, "num_envs_per_worker" if name == "num_envs" else name) == value
@@ -114,10 +115,11 @@ def test_trains_in_asynchronous_mode(example: Example, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / example.env
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["sgd_steps"] > 0
-    assert summary["env_frames"] == summary["env_steps"] * PROFILES[example.family].get("env_frameskip", 1)
+    profile = family_profile(example.family, "appo")
+    assert summary["env_frames"] == summary["env_steps"] * profile.get("env_frameskip", 1)
     log = (run_dir / "log.txt").read_text()
     assert f"{example.env}: " in log
-    assert appo.cfg.learning_rate == PROFILES[example.family].get("learning_rate", Config.learning_rate)
+    assert appo.cfg.learning_rate == profile.get("learning_rate", Config.learning_rate)
 
 
 def test_same_seed_gives_the_same_observations(example: Example) -> None:
@@ -166,9 +168,9 @@ try:
 except Exception as error:
     print(error)
     sys.exit({SKIPPED})
-import envs
+from envs import families
 from config import make_config
-env = envs.make_vector_env(make_config({{"env": "HalfCheetah-v5"}}), 1, "rgb_array")
+env = families.make_vector_env(make_config({{"env": "HalfCheetah-v5"}}), 1, "rgb_array")
 env.reset(0)
 picture = env.render()
 assert picture.shape == (480, 480, 3) and picture.dtype == "uint8" and picture.std() > 1
@@ -180,8 +182,8 @@ def test_mujoco_picture_can_be_drawn_without_a_display() -> None:
     """In a process of its own: the variable must be set before MuJoCo is imported."""
     pytest.importorskip("mujoco")
     process = subprocess.run(
-        [sys.executable, "-c", MUJOCO_PICTURE], env={"MUJOCO_GL": "egl", "PYTHONPATH": str(Path(envs.__file__).parent)},
-        timeout=180, check=False, capture_output=True, text=True)
+        [sys.executable, "-c", MUJOCO_PICTURE], timeout=180, check=False, capture_output=True, text=True,
+        env={"MUJOCO_GL": "egl", "PYTHONPATH": str(Path(families.__file__).parent.parent)})
     if process.returncode == SKIPPED:
         pytest.skip(f"no EGL here: {process.stdout.strip()}")
     assert process.returncode == 0, process.stderr

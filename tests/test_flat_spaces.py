@@ -11,8 +11,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from config import UserError
-from flat_spaces import (
+from envs.flat_spaces import (
     TEXT_BITS,
     action_leaves,
     flatten_mask,
@@ -25,6 +24,7 @@ from flat_spaces import (
     obs_leaves,
     unflatten_actions,
 )
+from runtime.user_error import UserError
 
 inf = np.inf
 

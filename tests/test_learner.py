@@ -11,27 +11,25 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from one_policy import CPU, make_buffers
+from one_policy import CPU, drain, make_buffers
 from torch import Tensor
 
-import checkpoint
-from appo import estimate_memory
-from config import Config
-from learner import (
-    Batch,
-    Learner,
-    clipped_value_loss,
-    explained_variance,
-    kl_adaptive_rate,
-    masked_mean,
-    masked_std,
-    normalize_advantages,
-    ppo_policy_loss,
-)
+from algorithm import Algorithm, Loss
+from appo import AsyncPPO
+from config import Config, make_config
+from feed import Batch
+from learner import Learner
+from losses import MaskedMean, clipped_value_loss, explained_variance, normalize_advantages, ppo_policy_loss
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
-from shared_buffers import CURRENT, SLOTS, SPLIT, STOP, SharedBuffers, num_bytes
+from reducer import Reducer
+from runtime import checkpoint
+from runtime.memory import estimate_memory
+from runtime.training_state import kl_adaptive_rate
+from runtime.user_error import UserError
+from shared_buffers import SLOTS, SPLIT, STOP, SharedBuffers, num_bytes
 from vtrace import gae, vtrace
+from weights import CURRENT
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 DISCRETE = spaces.Discrete(3)
@@ -46,8 +44,8 @@ class Rig:
                  **settings: Any) -> None:
         defaults = {"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": TRAJECTORIES,
                     "worker_num_splits": 1, "rollout": 8, "batch_size": 8 * TRAJECTORIES, "learning_rate": 1e-3,
-                    "encoder_mlp_layers": (16,)}
-        self.cfg = Config(**defaults | settings)
+                    "encoder_mlp_layers": (16,), "serial_mode": True}
+        self.cfg = make_config(defaults, settings)
         torch.manual_seed(self.cfg.seed)
         model = make_model(self.cfg, OBS_SPACE, action_space)
         state = checkpoint.load_checkpoint(resume_from) if resume_from else None
@@ -59,7 +57,8 @@ class Rig:
             self.buffers.env_steps[0] = state["env_steps"]
             self.shared.weights.publish(model, state["sgd_steps"])
         self.reports: list[tuple] = []
-        self.learner = Learner(self.cfg, self.buffers, 0, CPU, self.reports.append, resume_from)
+        self.learner = Learner(self.cfg, self.buffers, 0, CPU, resume_from, self.reports.append)
+        self.state, self.feed = self.learner.state, self.learner.feed
         self.policy_worker = PolicyWorker(self.cfg, self.buffers, 0, CPU)
 
     def act(self, slots: list[int], seed: int = 0, end: float = 0.15) -> None:
@@ -70,7 +69,7 @@ class Rig:
         shape = (len(slots), self.cfg.rollout)
         data["obs/obs"][slots] = 2 * torch.randn(len(slots), self.cfg.rollout + 1, 4, generator=rng) + 1
         data["rewards"][slots] = torch.randn(shape, generator=rng)
-        self.buffers.agent_policy.fill_(0)
+        self.buffers.awaited_policy.fill_(0)
         self.buffers.agent_slot[:] = torch.tensor(slots).view_as(self.buffers.agent_slot)
         torch.manual_seed(seed)
         resetting = torch.zeros(len(slots), dtype=torch.bool)
@@ -84,7 +83,7 @@ class Rig:
             data["valid"][slots, t] = ~resetting
             data["new_episode"][slots, t + 1] = resetting
             resetting = data["terminated"][slots, t] | data["truncated"][slots, t]
-        for inbox in self.buffers.inboxes:
+        for inbox in self.buffers.worker_inboxes:
             drain(inbox)
 
     def minibatch(self, seed: int = 0, end: float = 0.15) -> dict[str, Tensor]:
@@ -92,9 +91,14 @@ class Rig:
         slots = list(range(TRAJECTORIES))
         self.act(slots, seed, end)
         data = {name: tensor[slots].clone() for name, tensor in self.trajectories.items()}
-        if not self.cfg.with_vtrace:
-            data["targets"], data["advantages"] = self.learner.gae_targets(clone(data))
+        if not getattr(self.cfg, "with_vtrace", True):
+            data |= self.prepared(data)
         return data
+
+    def prepared(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the learner adds to a dataset."""
+        with torch.no_grad():
+            return self.learner.algorithm.prepare(self.learner.model, clone(data), self.learner.evaluate)
 
     def batch(self, seed: int = 0) -> Batch:
         """Return a dataset of fresh trajectories, with the rows of the learner's next minibatches in order."""
@@ -112,13 +116,6 @@ class Rig:
         return summary
 
 
-def drain(messages: Any) -> list[tuple[int, int]]:
-    taken = []
-    while not messages.empty():
-        taken.append(messages.get())
-    return taken
-
-
 def clone(data: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in data.items()}
 
@@ -128,7 +125,7 @@ def gradients(learner: Learner, data: dict[str, Tensor]) -> tuple[dict[str, Tens
 
     The learner is left as it was: a loss moves the running statistics of the returns.
     """
-    learner.optimizer.zero_grad(set_to_none=True)
+    learner.state.optimizer.zero_grad(set_to_none=True)
     before = clone(learner.model.returns.state_dict())
     stats = learner.backward(clone(data))
     learner.model.returns.load_state_dict(before)
@@ -159,7 +156,7 @@ def test_ratio_is_1_at_zero_lag(action_space: spaces.Space) -> None:
     rig = Rig(action_space)
     for seed in range(3):  # with the first weights, and after SGD steps that also moved the normalizer
         data = rig.minibatch(seed)
-        assert torch.all(data["policy_version"] == rig.learner.sgd_steps)
+        assert torch.all(data["policy_version"] == rig.state.sgd_steps)
         _, stats = gradients(rig.learner, data)
         assert abs(stats["ratio_min"] - 1) < 1e-5
         assert abs(stats["ratio_max"] - 1) < 1e-5
@@ -323,7 +320,7 @@ def test_samples_older_than_max_policy_lag_are_masked() -> None:
     trained = []
     for sign in (1.0, -1.0):
         rig = Rig(max_policy_lag=3)
-        rig.learner.sgd_steps = 10
+        rig.state.sgd_steps = 10
         batch = rig.batch()
         batch.tensors["valid"][:] = True
         batch.tensors["terminated"][:] = batch.tensors["truncated"][:] = False
@@ -348,7 +345,7 @@ def test_samples_older_than_max_policy_lag_are_masked() -> None:
 
 def test_policy_lag_ignores_masked_rows_and_counts_from_before_the_dataset() -> None:
     rig = Rig(num_epochs=3)
-    rig.learner.sgd_steps = 20
+    rig.state.sgd_steps = 20
     batch = rig.batch()
     valid = batch.tensors["valid"]
     batch.tensors["policy_version"][:] = torch.where(valid, 18, 0)
@@ -370,6 +367,10 @@ def random_rows(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return *torch.where(valid, numbers, torch.nan), valid
 
 
+def over(valid: Tensor) -> MaskedMean:
+    return MaskedMean(valid, Reducer())
+
+
 @pytest.mark.parametrize("clip_ratio", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("seed", range(5))
 def test_ppo_policy_loss_against_a_loop(seed: int, clip_ratio: float) -> None:
@@ -380,18 +381,18 @@ def test_ppo_policy_loss_against_a_loop(seed: int, clip_ratio: float) -> None:
         ratio = min(max(math.exp(log_ratio), 0.05), 20.0)
         clipped = min(max(ratio, 1 / (1 + clip_ratio)), 1 + clip_ratio) if clip_ratio else ratio
         terms.append(min(ratio * advantage, clipped * advantage))
-    loss = ppo_policy_loss(log_ratios, advantages, valid, clip_ratio)
+    loss = ppo_policy_loss(log_ratios, advantages, clip_ratio, over(valid))
     assert float(loss) == pytest.approx(-sum(terms) / len(terms))
 
 
 def test_ppo_policy_loss_by_hand() -> None:
     """Gains are capped at the clip range, losses are not."""
-    everything = torch.ones(1, dtype=torch.bool)
+    everything = over(torch.ones(1, dtype=torch.bool))
     for ratio, advantage, expected in [
         (1.5, 2.0, -1.2 * 2), (1.5, -2.0, 1.5 * 2), (0.5, 2.0, -0.5 * 2), (0.5, -2.0, 2 / 1.2), (1.1, 2.0, -1.1 * 2),
         (100.0, -1.0, 20.0), (1e-4, 1.0, -0.05),
     ]:
-        loss = ppo_policy_loss(torch.tensor([math.log(ratio)]), torch.tensor([advantage]), everything, 0.2)
+        loss = ppo_policy_loss(torch.tensor([math.log(ratio)]), torch.tensor([advantage]), 0.2, everything)
         assert float(loss) == pytest.approx(expected)
 
 
@@ -403,17 +404,19 @@ def test_clipped_value_loss_against_a_loop(seed: int, clip: float) -> None:
     for value, old, target in zip(*(x[valid].tolist() for x in (values, old_values, targets)), strict=True):
         moved = min(max(value, old - clip), old + clip) if clip else value
         terms.append(max((value - target) ** 2, (moved - target) ** 2))
-    assert float(clipped_value_loss(values, old_values, targets, valid, clip)) == pytest.approx(sum(terms) / len(terms))
+    loss = clipped_value_loss(values, old_values, targets, clip, over(valid))
+    assert float(loss) == pytest.approx(sum(terms) / len(terms))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_masked_statistics_against_numpy(seed: int) -> None:
     values, targets, _, valid = random_rows(seed)
     v, r = values[valid].numpy(), targets[valid].numpy()
-    assert float(masked_mean(values, valid)) == pytest.approx(v.mean())
-    assert float(masked_std(values, valid)) == pytest.approx(v.std())
-    assert float(explained_variance(values, targets, valid)) == pytest.approx(1 - (r - v).var() / r.var(), rel=1e-6)
-    normalized = normalize_advantages(values, targets, valid)[valid].numpy()
+    assert float(over(valid)(values)) == pytest.approx(v.mean())
+    assert float(over(valid).std(values)) == pytest.approx(v.std())
+    explained = explained_variance(values, targets, over(valid))
+    assert float(explained) == pytest.approx(1 - (r - v).var() / r.var(), rel=1e-6)
+    normalized = normalize_advantages(values, targets, over(valid))[valid].numpy()
     np.testing.assert_allclose(normalized, (v - v.mean()) / v.std(), rtol=1e-4)
 
 
@@ -428,19 +431,19 @@ def test_the_noise_of_a_solved_task_is_not_blown_up(deviation: float, expected: 
     noise[valid] = (noise[valid] - noise[valid].mean()) / noise[valid].std(correction=0)
     noise[~valid] = torch.nan
     targets = torch.full((32, 40), 100.0)
-    normalized = normalize_advantages(scale * (deviation * noise + 3.0), scale * targets, valid)[valid]
+    normalized = normalize_advantages(scale * (deviation * noise + 3.0), scale * targets, over(valid))[valid]
     torch.testing.assert_close(normalized, expected * noise[valid], rtol=0.01, atol=1e-3 * expected)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.3, -7.0])
 def test_equal_advantages_are_normalized_to_nothing(constant: float) -> None:
-    everything = torch.ones(8, 8, dtype=torch.bool)
+    everything = over(torch.ones(8, 8, dtype=torch.bool))
     normalized = normalize_advantages(torch.full((8, 8), constant), torch.zeros(8, 8), everything)
     assert (normalized.abs() < 1e-3).all()
 
 
 def test_explained_variance_by_hand() -> None:
-    targets, everything = torch.tensor([1.0, 2.0, 3.0, 6.0]), torch.ones(4, dtype=torch.bool)
+    targets, everything = torch.tensor([1.0, 2.0, 3.0, 6.0]), over(torch.ones(4, dtype=torch.bool))
     assert float(explained_variance(targets, targets, everything)) == pytest.approx(1)
     assert float(explained_variance(targets + 5, targets, everything)) == pytest.approx(1)
     assert float(explained_variance(torch.full((4,), 3.0), targets, everything)) == pytest.approx(0)
@@ -474,9 +477,8 @@ def test_the_loss_is_the_weighted_sum_of_its_terms() -> None:
 
 @pytest.mark.parametrize(("env_steps", "share"), [(0, 1.0), (250, 0.75), (999, 0.001), (1000, 0.0), (5000, 0.0)])
 def test_the_exploration_loss_fades(env_steps: int, share: float) -> None:
-    rig = Rig(exploration_loss_coeff=0.2, exploration_loss_decay_env_steps=1000, num_workers=2,
-              num_envs_per_worker=2)
-    rig.buffers.env_steps[:] = torch.tensor([env_steps // 5, env_steps - env_steps // 5])
+    rig = Rig(exploration_loss_coeff=0.2, exploration_loss_decay_env_steps=1000)
+    rig.learner.algorithm.env_steps = env_steps
     stats = rig.learner.backward(rig.minibatch())
     expected = stats["policy_loss"] + 0.5 * stats["value_loss"] - 0.2 * share * stats["entropy"]
     torch.testing.assert_close(stats["loss"], expected)
@@ -489,14 +491,14 @@ def test_gae_bootstraps_from_the_current_network_and_otherwise_from_the_values_p
         rig.learner.model.value_head.bias += 3.0  # the network has moved on since
         for name in ("targets", "advantages"):
             del data[name]
-        last = rig.learner.model(rig.learner.model.normalize({"obs": data["obs/obs"][:, -1].clone()}, torch.float32),
+        last = rig.learner.model(rig.learner.model.normalize({"obs": data["obs/obs"][:, -1].clone()}),
                                  data["rnn_states"][:, -1], data["new_episode"][:, -1:])[1]
     values = torch.cat([data["values"], last[:, None]], 1)
     expected = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T, 0.99, 0.95)
     untouched = clone(data)
-    targets, advantages = rig.learner.gae_targets(data)
-    torch.testing.assert_close(targets.T, expected[0])
-    torch.testing.assert_close(advantages.T, expected[1])
+    prepared = rig.prepared(data)
+    torch.testing.assert_close(prepared["targets"].T, expected[0])
+    torch.testing.assert_close(prepared["advantages"].T, expected[1])
     assert_same(data, untouched)
 
 
@@ -535,9 +537,9 @@ def test_values_are_clipped_around_those_predicted_when_acting(normalize_returns
     stats = rig.learner.backward(data)
     mean, std = (float(x) for x in (rig.learner.model.returns.mean, rig.learner.model.returns.deviation))
     old_values, targets = ((x - mean) / std for x in (data["values"].T, targets))
-    expected = clipped_value_loss(values[:-1], old_values, targets, valid, 0.1)
+    expected = clipped_value_loss(values[:-1], old_values, targets, 0.1, over(valid))
     torch.testing.assert_close(stats["value_loss"], expected, rtol=1e-4, atol=1e-4)
-    assert expected > 1.01 * masked_mean((values[:-1] - targets).square(), valid)
+    assert expected > 1.01 * over(valid)((values[:-1] - targets).square())
 
 
 def test_the_statistics_of_the_returns_are_those_of_all_valid_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,10 +570,10 @@ def test_the_size_of_the_rewards_does_not_change_what_is_learned() -> None:
 
 @pytest.mark.parametrize("learner_threads", [1, 2])
 def test_the_gradient_in_parts_is_the_gradient_at_once(learner_threads: int) -> None:
-    rig = Rig(learner_threads=learner_threads)
+    rig = Rig(learner_threads=learner_threads, serial_mode=False)
     data = rig.minibatch()
     before = clone(rig.learner.model.returns.state_dict())
-    loss, _ = rig.learner.loss(*evaluate(rig.learner, data), data)
+    loss, _ = rig.learner.loss(evaluate(rig.learner, data), {name: x.transpose(0, 1) for name, x in data.items()})
     rig.learner.model.returns.load_state_dict(before)
     names, parameters = zip(*rig.learner.model.named_parameters(), strict=True)
     expected = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
@@ -638,9 +640,9 @@ def test_linear_decay_reaches_0_exactly_at_the_last_env_step() -> None:
               num_envs_per_worker=2)
     for sampled, expected in [(0, 0.008), (250, 0.006), (500, 0.004), (1000, 0.0), (1010, 0.0)]:
         rig.buffers.env_steps[:] = torch.tensor([sampled - sampled // 5, sampled // 5])  # of both rollout workers
-        rig.learner.update_learning_rate([])
-        assert rig.learner.learning_rate == pytest.approx(expected, abs=1e-12)
-        assert sampled < 1000 or rig.learner.learning_rate == 0.0
+        rig.state.update_learning_rate([])
+        assert rig.state.learning_rate == pytest.approx(expected, abs=1e-12)
+        assert sampled < 1000 or rig.state.learning_rate == 0.0
 
 
 def test_linear_decay_stops_learning_at_the_end_of_a_run() -> None:
@@ -656,15 +658,15 @@ def test_linear_decay_stops_learning_at_the_end_of_a_run() -> None:
     assert rates[-1] == 0.0
     before = copy.deepcopy(dict(rig.learner.model.named_parameters()))
     rig.learner.sgd_step(rig.minibatch())
-    assert rig.learner.optimizer.param_groups[0]["lr"] == 0.0
+    assert rig.state.optimizer.param_groups[0]["lr"] == 0.0
     assert_same(before, dict(rig.learner.model.named_parameters()))
 
 
 def test_kl_adaptive_reacts_to_the_kl_of_the_last_epoch() -> None:
     def rate_after(kls: list[float]) -> float:
         rig = Rig(lr_schedule="kl_adaptive", lr_schedule_kl_threshold=0.01)
-        rig.learner.update_learning_rate([{"kl": torch.tensor(kl)} for kl in kls])
-        return rig.learner.learning_rate
+        rig.state.update_learning_rate([{"kl": torch.tensor(kl)} for kl in kls])
+        return rig.state.learning_rate
 
     assert rate_after([0.0, 0.05]) == pytest.approx(1e-3 / 1.5)
     assert rate_after([0.0, 0.02]) == pytest.approx(1e-3)
@@ -675,7 +677,7 @@ def test_the_learning_rate_is_set_after_each_epoch_from_its_own_minibatches(monk
     rig = Rig(num_batches_per_epoch=2, num_epochs=3)
     steps, epochs = [], []
     monkeypatch.setattr(rig.learner, "sgd_step", lambda _: steps.append({"kl": torch.rand(())}) or steps[-1])
-    monkeypatch.setattr(rig.learner, "update_learning_rate", epochs.append)
+    monkeypatch.setattr(rig.state, "update_learning_rate", epochs.append)
     monkeypatch.setattr(rig.learner, "summarize", lambda *_: {})
     rig.learner.train(rig.batch())
     assert epochs == [steps[0:2], steps[2:4], steps[4:6]]
@@ -693,31 +695,31 @@ def test_a_restored_learner_takes_the_identical_next_step(lr_schedule: str, tmp_
         rig.learner.train(rig.batch(seed))
     rig.buffers.env_steps[0] = 77
     path = tmp_path / "checkpoint.pt"
-    checkpoint.save_checkpoint(rig.learner.state_dict(), path)
+    checkpoint.save_checkpoint(rig.state.state_dict(), path)
     state = checkpoint.load_checkpoint(path)
     assert state["env_steps"] == 77
     restored = Rig(resume_from=path, **settings | {"seed": 5})
-    assert restored.shared.weights.version == restored.learner.sgd_steps == 4
-    assert restored.learner.env_steps_trained == rig.learner.env_steps_trained > 0
-    assert restored.learner.learning_rate == rig.learner.learning_rate
-    assert (rig.learner.learning_rate != 1e-3) == (lr_schedule != "constant")
+    assert restored.shared.weights.version == restored.state.sgd_steps == 4
+    assert restored.state.decisions_trained == rig.state.decisions_trained > 0
+    assert restored.state.learning_rate == rig.state.learning_rate
+    assert (rig.state.learning_rate != 1e-3) == (lr_schedule != "constant")
 
     data = rig.minibatch(7)
     stats = [learner.sgd_step(clone(data)) for learner in (rig.learner, restored.learner)]
     assert_same(*stats)
     assert_same(rig.learner.model.state_dict(), restored.learner.model.state_dict())
-    assert restored.learner.sgd_steps == 5
+    assert restored.state.sgd_steps == 5
 
 
 def test_settings_of_the_optimizer_may_change_on_resume(tmp_path: Path) -> None:
     """The oracle is Adam made anew with the new settings and the old moments."""
     rig, path = Rig(), tmp_path / "checkpoint.pt"
     rig.learner.train(rig.batch())
-    checkpoint.save_checkpoint(rig.learner.state_dict(), path)
+    checkpoint.save_checkpoint(rig.state.state_dict(), path)
     restored = Rig(resume_from=path, adam_eps=0.01, adam_beta1=0.5, adam_beta2=0.7, learning_rate=0.02)
     expected = copy.deepcopy(restored.learner.model)
     optimizer = torch.optim.Adam(expected.parameters(), 0.02, (0.5, 0.7), 0.01)
-    moments = {key: dict(value) for key, value in rig.learner.optimizer.state_dict()["state"].items()}
+    moments = {key: dict(value) for key, value in rig.state.optimizer.state_dict()["state"].items()}
     optimizer.state.update({parameter: moments[i] for i, parameter in enumerate(expected.parameters())})
     data = rig.minibatch(3)
     restored.learner.sgd_step(clone(data))
@@ -735,8 +737,8 @@ def test_the_learning_rate_may_change_on_resume(tmp_path: Path, lr_schedule: str
     rig, path = Rig(**settings), tmp_path / "checkpoint.pt"
     rig.learner.train(rig.batch())
     rig.buffers.env_steps[0] = 50  # a quarter of the run
-    checkpoint.save_checkpoint(rig.learner.state_dict(), path)
-    assert Rig(resume_from=path, learning_rate=0.02, **settings).learner.learning_rate == expected
+    checkpoint.save_checkpoint(rig.state.state_dict(), path)
+    assert Rig(resume_from=path, learning_rate=0.02, **settings).state.learning_rate == expected
 
 
 def test_one_hot_vectors_are_in_the_memory_estimate() -> None:
@@ -744,8 +746,8 @@ def test_one_hot_vectors_are_in_the_memory_estimate() -> None:
     space, n = {"obs": spaces.Discrete(5000)}, 5000
 
     def make(num_envs: int, batch_size: int) -> tuple[Config, SharedBuffers, ActorCritic]:
-        cfg = Config(env="test", device="cpu", num_workers=1, num_envs_per_worker=num_envs, batch_size=batch_size,
-                     rollout=8, encoder_mlp_layers=(8,), worker_num_splits=1)
+        cfg = make_config({"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": num_envs,
+                           "batch_size": batch_size, "rollout": 8, "encoder_mlp_layers": (8,), "worker_num_splits": 1})
         model = make_model(cfg, space, DISCRETE)
         return cfg, make_buffers(cfg, space, DISCRETE, model), model
 
@@ -756,7 +758,7 @@ def test_one_hot_vectors_are_in_the_memory_estimate() -> None:
 
     kept: dict[int, int] = {}  # bytes of the vectors, by their place in memory
     cfg, buffers, _ = make(8, 64)
-    learner = Learner(cfg, buffers, 0, CPU, lambda report: None)
+    learner = Learner(cfg, buffers, 0, CPU, None, lambda report: None)
     data = {name: tensor[:8].clone() for name, tensor in buffers.trajectories_of(0).items()}
     data["valid"][:] = True
     with torch.autograd.graph.saved_tensors_hooks(
@@ -785,7 +787,7 @@ def test_weights_are_published_after_every_sgd_step(monkeypatch: pytest.MonkeyPa
     learner.train(rig.batch())
     learner.train(rig.batch(5))
     assert [version for version, _ in published] == list(range(1, 13))
-    assert weights.version == learner.sgd_steps == 12
+    assert weights.version == learner.state.sgd_steps == 12
     for (_, before), (_, after) in itertools.pairwise(published):
         assert not torch.equal(before["value_head.weight"], after["value_head.weight"])
     # the normalizer moves once a dataset, with its last step: within one all samples are seen alike
@@ -806,7 +808,7 @@ def test_training_leaves_its_dataset_when_asked(stopping_step: int, monkeypatch:
     sgd_step = rig.learner.sgd_step
 
     def step(data: dict[str, Tensor]) -> dict[str, Tensor]:
-        rig.buffers.stopping.fill_(rig.learner.sgd_steps + 1 >= stopping_step)
+        rig.buffers.stopping.fill_(rig.state.sgd_steps + 1 >= stopping_step)
         return sgd_step(data)
 
     monkeypatch.setattr(rig.learner, "sgd_step", step)
@@ -818,18 +820,18 @@ def test_training_leaves_its_dataset_when_asked(stopping_step: int, monkeypatch:
 
 def test_asynchronous_mode_frees_each_slot_as_soon_as_it_is_copied() -> None:
     rig = Rig(num_workers=2, num_envs_per_worker=2)
-    inboxes = rig.buffers.inboxes
+    inboxes = rig.buffers.worker_inboxes
     rig.act([0, 1, rig.buffers.slots_per_worker, rig.buffers.slots_per_worker + 1])
     for slot, worker in ((1, 0), (rig.buffers.slots_per_worker, 1), (0, 0)):
-        rig.learner.handle(SLOTS, slot)
+        rig.feed.insert(SLOTS, slot)
         assert drain(inboxes[worker]) == [(SLOTS, slot)]
         assert all(inbox.empty() for inbox in inboxes)
-    copied = {name: tensor[0].clone() for name, tensor in rig.learner.filling.tensors.items()}
+    copied = {name: tensor[0].clone() for name, tensor in rig.feed.filling.tensors.items()}
     assert_same(copied, {name: tensor[1] for name, tensor in rig.trajectories.items()})
     rig.act([0, 1, rig.buffers.slots_per_worker, rig.buffers.slots_per_worker + 1], seed=9)  # the slot is used again
-    assert_same(copied, {name: tensor[0] for name, tensor in rig.learner.filling.tensors.items()})
+    assert_same(copied, {name: tensor[0] for name, tensor in rig.feed.filling.tensors.items()})
     assert not rig.reports
-    rig.learner.handle(SLOTS, 1)
+    rig.feed.insert(SLOTS, 1)
     assert rig.trained()["sgd_steps"] == 1
     assert drain(inboxes[0]) == [(SLOTS, 1)]  # once, not again after training
 
@@ -839,50 +841,50 @@ def test_synchronous_mode_frees_slots_only_after_training() -> None:
     slots = [2, 0, 3, 1]
     for _ in range(2):
         rig.act(sorted(slots))
-        rig.learner.handle(SLOTS, *slots[:-1])
-        assert rig.buffers.inboxes[0].empty()
-        steps = rig.learner.sgd_steps
-        rig.learner.handle(SLOTS, slots[-1])
-        assert rig.learner.sgd_steps == steps + 1
-        assert drain(rig.buffers.inboxes[0]) == [(SLOTS, 0, 1, 2, 3)]
+        rig.feed.insert(SLOTS, *slots[:-1])
+        assert rig.buffers.worker_inboxes[0].empty()
+        steps = rig.state.sgd_steps
+        rig.feed.insert(SLOTS, slots[-1])
+        assert rig.state.sgd_steps == steps + 1
+        assert drain(rig.buffers.worker_inboxes[0]) == [(SLOTS, 0, 1, 2, 3)]
 
 
 def test_synchronous_mode_gives_each_rollout_worker_its_own_slots_back() -> None:
     rig = Rig(async_rl=False, num_workers=2, num_envs_per_worker=2)
     own = rig.buffers.slots_per_worker
     rig.act([0, 1, own, own + 1])
-    rig.learner.handle(SLOTS, own + 1, own)
-    rig.learner.handle(SLOTS, 1, 0)
-    assert [drain(inbox) for inbox in rig.buffers.inboxes] == [[(SLOTS, 0, 1)], [(SLOTS, own, own + 1)]]
+    rig.feed.insert(SLOTS, own + 1, own)
+    rig.feed.insert(SLOTS, 1, 0)
+    assert [drain(inbox) for inbox in rig.buffers.worker_inboxes] == [[(SLOTS, 0, 1)], [(SLOTS, own, own + 1)]]
 
 
 def test_slots_that_come_together_may_fill_one_dataset_and_begin_the_next() -> None:
     rig = Rig()
     rig.act([0, 1, 2, 3])
-    rig.learner.handle(SLOTS, 0, 1, 2)
-    rig.learner.handle(SLOTS, 3, 0, 1)
+    rig.feed.insert(SLOTS, 0, 1, 2)
+    rig.feed.insert(SLOTS, 3, 0, 1)
     assert rig.trained()["sgd_steps"] == 1
-    assert rig.learner.filling.slots == [0, 1]
-    assert drain(rig.buffers.inboxes[0]) == [(SLOTS, 0, 1, 2), (SLOTS, 3), (SLOTS, 0, 1)]
+    assert rig.feed.filling.slots == [0, 1]
+    assert drain(rig.buffers.worker_inboxes[0]) == [(SLOTS, 0, 1, 2, 3, 0, 1)]
 
 
 def test_the_batcher_waits_with_a_full_batch_until_training_gives_it_the_next() -> None:
     """The bound on memory and lag: what is not collected stays in its slots."""
-    rig = Rig()
+    rig = Rig(serial_mode=False)
 
     class NothingYet(queue.Queue):
         def get(self, *_: Any) -> Batch:
             raise queue.Empty  # where the real one would wait
 
-    rig.learner.next_batch = NothingYet()
+    rig.feed.next_batch = NothingYet()
     rig.act([0, 1, 2, 3])
-    for slots in ((0, 1), (2, 3), (0,), (1,)):
+    for slots in ((0, 1), (2, 3)):
         rig.shared.trajectories_done.put((SLOTS, *slots))
-    rig.shared.trajectories_done.put((STOP, 0))
-    rig.learner.run_batcher()
-    assert [type(item) for item in drain(rig.learner.work)] == [Batch, queue.Empty]
-    assert drain(rig.shared.trajectories_done) == [(SLOTS, 0), (SLOTS, 1), (STOP, 0)]
-    assert drain(rig.buffers.inboxes[0]) == [(SLOTS, 0, 1), (SLOTS, 2, 3)]
+    rig.feed._run()
+    dataset, error = rig.feed.datasets.get(), rig.feed.datasets.get()
+    assert isinstance(dataset, Batch)
+    assert isinstance(error, queue.Empty)
+    assert drain(rig.buffers.worker_inboxes[0]) == [(SLOTS, 0, 1, 2, 3)]
 
 
 def test_the_next_batch_is_filled_during_the_last_sgd_step_not_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -891,33 +893,92 @@ def test_the_next_batch_is_filled_during_the_last_sgd_step_not_earlier(monkeypat
     waiting = []
 
     def step(data: dict[str, Tensor]) -> dict[str, Tensor]:
-        waiting.append(rig.learner.next_batch.qsize())
+        waiting.append(rig.feed.next_batch.qsize())
         return sgd_step(data)
 
     monkeypatch.setattr(rig.learner, "sgd_step", step)
     first = rig.batch()
     rig.learner.train(first)
-    second = rig.learner.next_batch.get_nowait()
+    second = rig.feed.next_batch.get_nowait()
     assert second is not first
+    for name, tensor in rig.batch(1).tensors.items():
+        second.tensors[name].copy_(tensor)
     rig.learner.train(second)
-    assert rig.learner.next_batch.get_nowait() is first
+    assert rig.feed.next_batch.get_nowait() is first
     assert waiting == [0, 0, 1] * 2
 
 
 def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
-    rig = Rig()
+    rig = Rig(serial_mode=False)
     rig.act([0, 1, 2, 3])
     for slot in (0, 1, 2, 3, 3, 2):
         rig.shared.trajectories_done.put((SLOTS, slot))
-    rig.shared.trajectories_done.put((STOP, 0))
+    rig.learner.report = lambda report: (rig.reports.append(report), rig.shared.commands.put((STOP, 0)))
     rig.learner.run()
     assert [kind for kind, *_ in rig.reports] == ["trained"]
-    assert rig.learner.sgd_steps == 1
-    assert [slot for _, slot in drain(rig.buffers.inboxes[0])] == [0, 1, 2, 3, 3, 2]
+    assert rig.state.sgd_steps == 1
+    assert [slot for _, *slots in drain(rig.buffers.worker_inboxes[0]) for slot in slots] == [0, 1, 2, 3, 3, 2]
 
 
 def test_run_raises_the_batchers_error() -> None:
-    rig = Rig()
+    rig = Rig(serial_mode=False)
     rig.shared.trajectories_done.put((SLOTS, 10_000))
     with pytest.raises(IndexError):
         rig.learner.run()
+
+
+# ---- other algorithms --------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_without_a_valid_row_changes_nothing() -> None:
+    """All of it was acted by weights that were replaced since: neither Adam's moments nor the rate move the weights."""
+    rig = Rig(num_epochs=4, lr_schedule="kl_adaptive")
+    rig.learner.train(rig.batch())
+    before, rate = copy.deepcopy(rig.learner.model.state_dict()), rig.state.learning_rate
+    batch = rig.batch(1)
+    rig.feed.next_batch.get_nowait()
+    rig.shared.weights.first_version = 100
+    rig.learner.train(batch)
+    assert_same(before, rig.learner.model.state_dict())
+    assert (rig.state.learning_rate, rig.state.sgd_steps) == (rate, 4)
+    assert rig.feed.next_batch.qsize() == 1, "the next batch may be filled"
+
+
+class PolicyGradient(Algorithm):
+    """Has no use for the values."""
+
+    def targets(self, model: ActorCritic, outputs: tuple[Tensor, ...], data: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"targets": data["rewards"]}
+
+    def loss(self, model: ActorCritic, outputs: tuple[Tensor, ...], data: dict[str, Tensor], mean: MaskedMean) -> Loss:
+        total = -mean(model.distribution(outputs[0][:-1]).log_prob(data["actions"]) * data["targets"])
+        return Loss(total, {"loss": total})
+
+
+def test_a_loss_may_ignore_what_the_network_says() -> None:
+    rig = Rig(algo="test_learner:PolicyGradient")
+    before = copy.deepcopy(rig.learner.model.state_dict())
+    rig.learner.train(rig.batch())
+    after = rig.learner.model.state_dict()
+    assert torch.equal(before["value_head.weight"], after["value_head.weight"])
+    assert not torch.equal(before["policy_head.weight"], after["policy_head.weight"])
+
+
+def test_a_rate_that_follows_a_kl_that_nobody_computes_is_refused() -> None:
+    rig = Rig(algo="test_learner:PolicyGradient", lr_schedule="kl_adaptive")
+    with pytest.raises(UserError, match="the loss of --algo=test_learner:PolicyGradient has no statistic 'kl'"):
+        rig.learner.train(rig.batch())
+
+
+class LeavesOut(AsyncPPO):
+    """Forgets a column that it has declared."""
+
+    def act(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], Tensor]:
+        columns, rnn_states = super().act(*args, **kwargs)
+        return {name: column for name, column in columns.items() if name != "values"}, rnn_states
+
+
+def test_a_column_that_is_missing_is_not_learned_from_as_zeros() -> None:
+    rig = Rig(algo="test_learner:LeavesOut")
+    with pytest.raises(ValueError, match=r"act\(\) must return action_parameters, actions, log_probs, values, not"):
+        rig.act([0, 1, 2, 3])

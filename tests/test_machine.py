@@ -3,14 +3,15 @@
 import pytest
 
 from config import make_config
-from envs import LARGE_OBSERVATIONS, PROFILES
-from machine import Machine, automatic, explain
+from envs.families import LARGE_OBSERVATIONS, PROFILES, family_profile
+from runtime.banner import explain
+from runtime.machine import Machine, automatic
 
 MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128) for gpus in (0, 1, 2)]
 
 
 def settings_of(machine: Machine, family: str, given: dict) -> dict:
-    return automatic(machine, PROFILES[family], given, large_observations=family in LARGE_OBSERVATIONS)
+    return automatic(machine, family_profile(family, "appo"), given, large_observations=family in LARGE_OBSERVATIONS)
 
 
 @pytest.mark.parametrize("family", PROFILES)

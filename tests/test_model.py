@@ -9,25 +9,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from config import Config, UserError
-from model import (
-    ActorCritic,
-    FastELU,
-    FixedNormalizer,
-    ImageEncoder,
-    ReturnNormalizer,
-    RunningNormalizer,
-    expand,
-    expanded_space,
-    make_model,
-)
+from appo import Settings
+from config import Config
+from model import ActorCritic, FastELU, ImageEncoder, make_model
+from normalizers import FixedNormalizer, ReturnNormalizer, RunningNormalizer, expand, expanded_space
+from runtime.user_error import UserError
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
 
 
 def config(**settings: object) -> Config:
-    return Config(env="test", num_workers=1, **settings)
+    return Settings(env="test", num_workers=1, **settings)
 
 
 # ---- normalizer --------------------------------------------------------------------------------------------------
@@ -50,17 +43,13 @@ def statistics(rows: Tensor, unit: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("space", "unit"), [(IMAGE, 255.0), (VECTOR, 1.0)])
-def test_running_statistics_are_those_of_all_valid_rows(space: spaces.Box, unit: float) -> None:
+def test_running_statistics_are_those_of_all_rows(space: spaces.Box, unit: float) -> None:
     normalizer = RunningNormalizer(config(), space)
     seen = []
     for seed, count in enumerate((7, 50, 1, 33, 100)):
         rows = draw(space, count, seed)
-        valid = torch.rand(count, generator=torch.Generator().manual_seed(seed)) < 0.7
-        valid[0] = True
-        seen.append(rows[valid])
-        if space.dtype != np.uint8:
-            rows[~valid] = torch.nan
-        normalizer.update(rows, valid)
+        seen.append(rows)
+        normalizer.update(rows)
         mean, var = statistics(torch.cat(seen), unit)
         torch.testing.assert_close(normalizer.mean, mean, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(normalizer.var, var, rtol=1e-4, atol=1e-5)
@@ -72,21 +61,6 @@ def test_running_statistics_are_those_of_all_valid_rows(space: spaces.Box, unit:
     torch.testing.assert_close(normalizer(rows, torch.bfloat16), expected.bfloat16(), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("space", [IMAGE, VECTOR])
-def test_invalid_rows_change_no_statistic(space: spaces.Box) -> None:
-    clean, dirty = RunningNormalizer(config(), space), RunningNormalizer(config(), space)
-    rows = draw(space, 60, 0)
-    valid = torch.arange(60) % 3 != 0
-    garbage = rows.clone()
-    garbage[~valid] = 255 if space.dtype == np.uint8 else torch.nan
-    for _ in range(2):
-        clean.update(rows[valid], torch.ones(40, dtype=torch.bool))
-        dirty.update(garbage, valid)
-    dirty.update(garbage, torch.zeros(60, dtype=torch.bool))
-    for name, value in clean.state_dict().items():
-        assert torch.equal(value, dirty.state_dict()[name]), name
-
-
 @pytest.mark.parametrize("value", [0.1, 3.3, 33.3, 100.1, 1000.3])
 def test_an_element_far_from_zero_that_hardly_moves_stays_finite(value: float) -> None:
     """The variance must survive float32: a constant element gives 0, a slightly noisy one its own variance."""
@@ -94,7 +68,7 @@ def test_an_element_far_from_zero_that_hardly_moves_stays_finite(value: float) -
     noise = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 0.1
     for part in noise.split(250):
         rows = torch.stack([torch.full_like(part, value), value + part, part], 1)
-        normalizer.update(rows, torch.ones(250, dtype=torch.bool))
+        normalizer.update(rows)
     assert torch.all(normalizer.var >= 0)
     assert torch.all(normalizer(rows, torch.float32).isfinite())
     assert normalizer.var[0] < 1e-6
@@ -109,7 +83,7 @@ def test_the_mean_follows_far_from_zero(far: float) -> None:
     for update in range(600):
         center = far + 2.0 * (update >= 60)  # the data moves by two deviations
         rows = (center + torch.randn(20, 3, generator=rng, dtype=torch.float64)).float()
-        normalizer.update(rows, torch.ones(20, dtype=torch.bool))
+        normalizer.update(rows)
         seen.append(rows.double())
     mean, var = torch.cat(seen).mean(0), torch.cat(seen).var(0, correction=0)
     exact = normalizer.mean.double() + normalizer.remainder
@@ -135,7 +109,7 @@ def test_the_mean_of_returns_follows_far_from_zero(far: float) -> None:
 
 def test_a_pixel_that_never_changed_does_not_blow_up_when_it_does() -> None:
     normalizer = RunningNormalizer(config(), IMAGE)
-    normalizer.update(torch.full((10, 2, 4, 4), 128, dtype=torch.uint8), torch.ones(10, dtype=torch.bool))
+    normalizer.update(torch.full((10, 2, 4, 4), 128, dtype=torch.uint8))
     brighter = normalizer(torch.full((1, 2, 4, 4), 129, dtype=torch.uint8), torch.float32)
     expected = 1 / 255 / math.sqrt(normalizer.EPSILON)
     torch.testing.assert_close(brighter, torch.full((1, 2, 4, 4), expected), rtol=0.01, atol=0)
@@ -145,7 +119,7 @@ def test_a_pixel_that_never_changed_does_not_blow_up_when_it_does() -> None:
 def test_a_row_is_normalized_alike_in_a_batch_of_any_size(space: spaces.Box) -> None:
     normalizer = RunningNormalizer(config(), space)
     rows = draw(space, 100, 0)
-    normalizer.update(rows, torch.ones(100, dtype=torch.bool))
+    normalizer.update(rows)
     whole = normalizer(rows, torch.float32)
     for size in (1, 31, 32, 33, 64):
         parts = [normalizer(part, torch.float32) for part in rows.split(size)]
@@ -158,7 +132,7 @@ def test_normalizing_leaves_the_observations_as_they_are(space: spaces.Box) -> N
     normalizer = RunningNormalizer(config(), space)
     rows = draw(space, 40, 3)
     original = rows.clone()
-    normalizer.update(rows, torch.ones(40, dtype=torch.bool))
+    normalizer.update(rows)
     normalizer(rows, torch.float32)
     assert torch.equal(rows, original)
 
@@ -176,15 +150,14 @@ def test_before_the_first_update_vectors_pass_as_they_are_and_images_as_if_unifo
 @pytest.mark.parametrize(("space", "unit"), [(IMAGE, 255.0), (VECTOR, 1.0)])
 def test_fixed_numbers_shift_and_scale_first(space: spaces.Box, unit: float) -> None:
     rows = draw(space, 40, 0)
-    everything = torch.ones(40, dtype=torch.bool)
     torch.testing.assert_close(FixedNormalizer(config(), space)(rows, torch.float32), rows.float() / unit)
     cfg = config(obs_subtract_mean=100.0, obs_scale=50.0)
     fixed = FixedNormalizer(cfg, space)
     scaled = (rows.float() - 100) / 50
     torch.testing.assert_close(fixed(rows, torch.float32), scaled)
     running, expected = RunningNormalizer(cfg, space), RunningNormalizer(config(), spaces.Box(-9, 9, space.shape))
-    running.update(rows, everything)
-    expected.update(scaled, everything)
+    running.update(rows)
+    expected.update(scaled)
     torch.testing.assert_close(running.mean, expected.mean, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(running.var, expected.var, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(running(rows, torch.float32), expected(scaled, torch.float32), rtol=1e-3, atol=1e-3)
@@ -214,8 +187,8 @@ def test_images_and_vectors_or_those_named_are_normalized(settings: dict[str, An
     assert {name for name, normalizer in kinds if isinstance(normalizer, RunningNormalizer)} == running
     obs = {"image": draw(LEAVES["image"], 6, 0), "vector": draw(VECTOR, 6, 0), "kind": torch.arange(6) % 3,
            "bits": torch.ones(6, 2, dtype=torch.uint8)}
-    model.update_normalizers(obs, torch.ones(6, dtype=torch.bool))
-    normalized = model.normalize(obs, torch.float32)
+    model.update_normalizers(obs)
+    normalized = model.normalize(obs)
     assert torch.equal(normalized["bits"], torch.ones(6, 2))
     for name in running:
         assert normalized[name].mean().abs() < 1e-4
@@ -296,7 +269,7 @@ def forward(model: ActorCritic, obs: dict[str, Tensor], dtype: torch.dtype = tor
             ) -> tuple[Tensor, Tensor, Tensor]:
     """Evaluate observations [B, ...] as B sequences of one step, without a memory."""
     count = len(next(iter(obs.values())))
-    return model(model.normalize(obs, dtype), torch.zeros(count, model.state_size), torch.ones(count, 1).bool())
+    return model(model.normalize(obs), torch.zeros(count, model.state_size), torch.ones(count, 1).bool())
 
 
 def test_several_named_observations_and_continuous_actions() -> None:
@@ -316,7 +289,7 @@ def small_model(**settings: object) -> tuple[ActorCritic, dict[str, Tensor]]:
     space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
     model = make_model(config(encoder_conv_mlp_layers=(64,), **settings), {"obs": space}, spaces.Discrete(6))
     obs = {"obs": draw(space, 64, 0)}
-    model.update_normalizers(obs, torch.ones(64, dtype=torch.bool))
+    model.update_normalizers(obs)
     return model, obs
 
 
@@ -378,7 +351,7 @@ def test_a_bfloat16_body_gives_nearly_the_same_output() -> None:
         model.policy_head.weight.mul_(100)
         exact, exact_values, _ = forward(model, obs)
         model.body_to(torch.bfloat16)
-        parameters, values, _ = forward(model, obs, torch.bfloat16)
+        parameters, values, _ = forward(model, obs)
     body = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     assert all((dtype == torch.bfloat16) == name.startswith("encoder.") for name, dtype in body.items())
     assert parameters.dtype == values.dtype == torch.float32

@@ -11,11 +11,12 @@ import pytest
 from counting_agents import CountingAgents, Script
 from gymnasium import spaces
 
-import envs
-from config import UserError, make_config
-from envs import make_vector_env
-from multi_agent import ParallelVectorEnv, is_parallel, pettingzoo_maker
-from vector_env import EnvironmentFailure, Step, describe
+from config import make_config
+from envs import families
+from envs.families import make_vector_env
+from envs.multi_agent import ParallelVectorEnv, is_parallel, pettingzoo_maker
+from envs.vector_env import EnvironmentFailure, Step, describe
+from runtime.user_error import UserError
 
 NAME = "tape"
 NUMBER, CHOICE = spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(3)
@@ -128,14 +129,14 @@ def test_a_step_brings_observations_and_rewards_in_the_order_of_the_agents() -> 
     env = make(*tapes)
     step = env.reset(0)
     assert numbers(step) == [1, 2, 3, 4]
-    assert step.begins.all()
+    assert step.was_reset.all()
     assert step.active.all()
     assert not step.rewards.any()
     step = act(env)
     assert numbers(step) == [5, 6, 7, 8]
     assert step.rewards.tolist() == [0.5, 0.6, 0.0, 0.8]
     assert step.active.all()
-    assert not (step.begins.any() or step.terminated.any() or step.truncated.any())
+    assert not (step.was_reset.any() or step.terminated.any() or step.truncated.any())
 
 
 def test_the_first_reset_is_seeded_and_later_ones_go_on() -> None:
@@ -168,10 +169,10 @@ def test_agents_leave_one_by_one_and_the_next_step_after_the_last_resets() -> No
     assert numbers(step) == [4, 7, 8], "an agent that is gone keeps its final observation"
     step = act(env)
     assert (step.terminated.tolist(), step.active.any()) == ([False, True, False], False)
-    assert not step.begins[0]
+    assert not step.was_reset[0]
     assert [list(actions) for actions in tape.actions] == [["ann", "bob", "cid"], ["bob", "cid"], ["bob"]]
     step = act(env)
-    assert step.begins[0]
+    assert step.was_reset[0]
     assert step.active.all()
     assert numbers(step) == [-1, -2, -3]
     assert not (step.rewards.any() or step.terminated.any() or step.truncated.any())
@@ -198,7 +199,7 @@ def test_environments_begin_anew_each_at_its_own_time() -> None:
     ended = Frame({"ann": 3, "bob": 4}, terminated=("ann", "bob"))
     env = make(Tape(*[[BEGIN, ended]] * 3), Tape([BEGIN, GOING_ON, ended], [BEGIN, ended]))
     env.reset(0)
-    begins = [act(env).begins.tolist() for _ in range(4)]
+    begins = [act(env).was_reset.tolist() for _ in range(4)]
     assert begins == [[False, False], [True, False], [False, True], [True, False]]
 
 
@@ -217,7 +218,7 @@ def test_agents_that_vanish_with_the_episode_were_terminated(obs: dict[str, floa
     assert step.truncated.tolist() == [False, True]
     assert step.rewards.tolist() == [1, -1]
     assert not step.active.any()
-    assert act(env).begins[0]
+    assert act(env).was_reset[0]
 
 
 def test_agents_may_miss_an_episode() -> None:
@@ -229,7 +230,7 @@ def test_agents_may_miss_an_episode() -> None:
     assert (step.terminated.tolist(), step.active.tolist()) == ([False, True], [False, False])
     assert tape.actions == [{"bob": 1}]
     step = act(env)
-    assert step.begins[0]
+    assert step.was_reset[0]
     assert step.active.all()
 
 
@@ -282,7 +283,7 @@ def test_a_list_of_living_agents_is_not_needed() -> None:
     env.reset(0)
     assert act(env).active.tolist() == [False, True]
     assert act(env).truncated.tolist() == [False, True]
-    assert act(env).begins[0]
+    assert act(env).was_reset[0]
     assert [list(actions) for actions in tape.actions] == [["ann", "bob"], ["bob"]]
 
 
@@ -687,7 +688,7 @@ def test_a_plain_class_by_name() -> None:
     assert (env.num_envs, env.name, env.agents) == (3, "test_multi_agent:PlainGame", ["agent_0", "agent_1", "agent_2"])
     step = env.reset(6)
     assert step.obs[0]["name"][:, 0].tolist() == [6, 6, 6, 7, 7, 7, 8, 8, 8]
-    assert envs.family("test_multi_agent:PlainGame") == "other"
+    assert families.family("test_multi_agent:PlainGame") == "other"
 
 
 def test_what_is_parallel() -> None:
@@ -706,7 +707,7 @@ def test_what_is_parallel() -> None:
 def test_unknown_modules(env_id: str, words: str) -> None:
     pytest.importorskip("pettingzoo")
     pytest.importorskip("mpe2")
-    line = refused(lambda: envs.find_spec(env_id))
+    line = refused(lambda: families.find_spec(env_id))
     assert line.startswith(f"--env={env_id}")
     assert words in line
 
@@ -755,12 +756,12 @@ def test_rock_paper_scissors(name: str) -> None:
     steps, begun = 0, 0
     while not begun:
         step = env.step([np.array([[rock], [paper], [paper], [paper]], np.float32)])
-        steps, begun = steps + 1, step.begins.any()
+        steps, begun = steps + 1, step.was_reset.any()
         assert step.active.any() != (step.terminated | step.truncated).any()
         if not begun:
             assert step.rewards.tolist() == [-1, 1, 0, 0]
     assert steps > 10
-    assert envs.family(f"pettingzoo:{name}") == "pettingzoo"
+    assert families.family(f"pettingzoo:{name}") == "pettingzoo"
 
 
 @old_api
@@ -799,7 +800,7 @@ def test_simple_spread() -> None:
     assert not step.active.any()
     assert step.truncated.all()
     assert not step.terminated.any()
-    assert env.step([np.zeros((6, 1), np.float32)]).begins.all()
+    assert env.step([np.zeros((6, 1), np.float32)]).was_reset.all()
 
 
 def test_a_module_without_warnings_is_quiet() -> None:

@@ -13,28 +13,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import Config, UserError
+from appo import Settings
+from config import tunable
+from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
 from pbt import (
-    LIMITS,
     SHAPING_LIMITS,
     Decision,
-    check_shaping_keys,
     decide,
     draw_policies,
     draw_snapshots,
-    flatten_shaping,
-    hyperparameters,
     is_due,
     is_much_better,
     kinds_of_policies,
     mutate,
     rank,
-    unflatten_shaping,
 )
+from runtime.user_error import UserError
 
-CONFIG = Config(env="CartPole-v1", pbt_optimize_gamma=True)
+CONFIG = Settings(env="CartPole-v1", pbt_optimize_gamma=True)
 GAPS = {"relative_gap": 0.1, "absolute_gap": 1e-6}
 FACTORS = {"smallest": 1.1, "largest": 1.5}
+LIMITS = {field.name: field.metadata["tune"] for field in dataclasses.fields(Settings) if field.metadata["tune"]}
 N = 100_000
 
 
@@ -232,8 +231,8 @@ def numbers(value: float | bool) -> dict[str, float | bool]:
 
 @pytest.mark.parametrize("optimize_gamma", [False, True])
 def test_hyperparameters_are_the_settings_of_the_command_line(optimize_gamma: bool) -> None:
-    cfg = Config(env="CartPole-v1", learning_rate=0.002, gamma=0.97, pbt_optimize_gamma=optimize_gamma)
-    assert hyperparameters(cfg) == {
+    cfg = Settings(env="CartPole-v1", learning_rate=0.002, gamma=0.97, pbt_optimize_gamma=optimize_gamma)
+    assert tunable(cfg) == {
         "learning_rate": 0.002, "exploration_loss_coeff": 0.003, "value_loss_coeff": 0.5, "max_grad_norm": 4.0,
         "ppo_clip_ratio": 0.1, "ppo_clip_value": 1.0} | ({"gamma": 0.97} if optimize_gamma else {})
 
@@ -299,7 +298,7 @@ def mutations(defaults: Mapping[str, Any], count: int, **options: Any) -> list[d
     {"gamma": 0.0, "ppo_clip_value": 0.0}], ids=["defaults", "large", "small", "off", "myopic"])
 @pytest.mark.parametrize("factors", [FACTORS, {"smallest": 1e9, "largest": 1e9}], ids=["usual", "huge"])
 def test_no_mutation_leaves_the_legal_range(settings: dict[str, float], factors: dict[str, float]) -> None:
-    defaults = hyperparameters(dataclasses.replace(CONFIG, **settings))
+    defaults = tunable(dataclasses.replace(CONFIG, **settings))
     history = mutations(defaults, 10_000, limits=LIMITS, **factors)
     for name, (low, high) in LIMITS.items():
         values = [values[name] for values in history]

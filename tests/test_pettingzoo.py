@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parts import rollout_workers
 
-import envs
 from appo import APPO
 from config import make_config
-from evaluator import RandomPlayer, play
-from multi_agent import ParallelVectorEnv
-from vector_env import VectorEnv
+from envs import families
+from envs.multi_agent import ParallelVectorEnv
+from envs.vector_env import VectorEnv
+from runtime.evaluator import RandomPlayer, play
 
 
 def games() -> list[str]:
@@ -29,7 +30,7 @@ def games() -> list[str]:
 
 def make(name: str, moves: list[Any]) -> VectorEnv:
     """Make one game that adds to `moves` who moves whenever the game itself, below all conversions, is moved."""
-    env = envs.make_vector_env(make_config({"env": f"pettingzoo:{name}"}), 1)
+    env = families.make_vector_env(make_config({"env": f"pettingzoo:{name}"}), 1)
     count_moves(env._envs[0].aec_env, moves)
     return env
 
@@ -70,7 +71,7 @@ def make_turns() -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_function_may_return_a_turn_based_game() -> None:
-    env = envs.make_vector_env(make_config({"env": "test_pettingzoo:make_turns"}), 3)
+    env = families.make_vector_env(make_config({"env": "test_pettingzoo:make_turns"}), 3)
     assert env.reset(0).active.sum() == 3
 
 
@@ -81,7 +82,7 @@ def test_what_is_learned_from_are_moves(tmp_path: Path) -> None:
                 "num_batches_per_epoch": 1, "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu"}
     moves: list[Any] = []
     with APPO("pettingzoo:classic.leduc_holdem_v4", train_dir=str(tmp_path), **settings) as appo:
-        (split,) = appo.rollout_workers[0].splits.values()
+        (split,) = rollout_workers(appo)[0].splits.values()
         for env in split.env._envs:
             count_moves(env.aec_env, moves)
         appo.train(600)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import plot
+from tools import plot
 
 EVENTS = [
     {"policy": 0, "policy_steps": 0, "env_steps": 0, "objective": None, "donor": None, "words": "policy 0 begins",

@@ -14,7 +14,6 @@ import multiprocessing
 import re
 import shutil
 import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,22 +25,32 @@ import psutil
 import pytest
 import tiny_games
 import torch
+from parts import learners
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_games import STEPS, TAPE, wage
 
-import appo
-import model
 import pbt
+import supervisor
 import train
-from appo import APPO, ComponentError
-from checkpoint import DONOR, find_checkpoint, load_checkpoint, policy_dir
-from config import UserError, make_config
+from appo import APPO
+from config import make_config, tunable
+from envs.families import probe
+from envs.reward_shaping import flatten_shaping
 from learner import Learner
-from population import Population
-from records import Records, cut_lost_rows
+from pbt import assign_kinds
 from rollout_worker import RolloutWorker
+from runtime import crew, memory
+from runtime.checkpoint import DONOR, find_checkpoint, load_checkpoint, policy_dir
+from runtime.crew import ComponentError
+from runtime.machine import choose_device
+from runtime.population import Population
+from runtime.records import Records, cut_lost_rows
+from runtime.run_folder import configure
+from runtime.training_state import TrainingState
+from runtime.user_error import UserError
 from shared_buffers import SAVE_DONOR
+from supervisor import load_policy
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
@@ -144,8 +153,8 @@ class Watch:
         self.sgd_steps: list[SgdStep] = []
         self.configured: list[tuple[int, int]] = []  # policy, number of SGD steps of all policies before
         saved: dict[int, dict[str, Any]] = {}
-        update, save, copy_policy = Population.update, Learner.save, Learner.copy_policy
-        configure, sgd_step = Learner.configure, Learner.sgd_step
+        update, save, copy_policy = Population.update, TrainingState.save, TrainingState.copy_policy
+        configure, sgd_step = TrainingState.configure, Learner.sgd_step
 
         def watched_update(population: Population, objectives: list[float], steps: list[int]) -> list[pbt.Decision]:
             decisions = update(population, objectives, steps)
@@ -153,35 +162,35 @@ class Watch:
                 self.updates.append(Update(objectives, steps, decisions, len(TAPE)))
             return decisions
 
-        def watched_save(learner: Learner, kind: int) -> None:
-            if kind == SAVE_DONOR:
-                saved[learner.policy] = copy.deepcopy(learner.state_dict())
-            save(learner, kind)
+        def watched_save(state: TrainingState, reason: int) -> None:
+            if reason == SAVE_DONOR:
+                saved[state.policy] = copy.deepcopy(state.state_dict())
+            save(state, reason)
 
-        def watched_copy(learner: Learner, donor: int) -> None:
-            before = copy.deepcopy(learner.state_dict())
-            copy_policy(learner, donor)
-            self.copies.append(Copy(learner.policy, donor, before, copy.deepcopy(learner.state_dict()),
-                                    learner.shared.weights._flat[0].clone(), saved[donor]))
+        def watched_copy(state: TrainingState, donor: int) -> None:
+            before = copy.deepcopy(state.state_dict())
+            copy_policy(state, donor)
+            self.copies.append(Copy(state.policy, donor, before, copy.deepcopy(state.state_dict()),
+                                    flat({"model": state.weights.read(state.model)[0]}), saved[donor]))
 
-        def watched_configure(learner: Learner) -> None:
-            before = learner.cfg.learning_rate
-            configure(learner)
-            if learner.cfg.learning_rate != before or not self.sgd_steps:
-                self.configured.append((learner.policy, len(self.sgd_steps)))
+        def watched_configure(state: TrainingState) -> None:
+            before = state.cfg.learning_rate
+            configure(state)
+            if state.cfg.learning_rate != before or not self.sgd_steps:
+                self.configured.append((state.policy, len(self.sgd_steps)))
 
         def watched_sgd_step(learner: Learner, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             stats = sgd_step(learner, data)
-            rates = {group["lr"] for group in learner.optimizer.param_groups}
+            rates = {group["lr"] for group in learner.state.optimizer.param_groups}
             wanted = learner.buffers.settings[learner.policy, 0]  # the learning rate is the first of them
             self.sgd_steps.append(SgdStep(
                 learner.policy, int(learner.buffers.env_steps.sum()), float(wanted), *rates,
-                learner.shared.weights.first_version, data["policy_version"].clone(), data["valid"].clone()))
+                learner.weights.first_version, data["policy_version"].clone(), data["valid"].clone()))
             return stats
 
         for owner, name, function in (
-                (Population, "update", watched_update), (Learner, "save", watched_save),
-                (Learner, "copy_policy", watched_copy), (Learner, "configure", watched_configure),
+                (Population, "update", watched_update), (TrainingState, "save", watched_save),
+                (TrainingState, "copy_policy", watched_copy), (TrainingState, "configure", watched_configure),
                 (Learner, "sgd_step", watched_sgd_step)):
             patch.setattr(owner, name, function)
 
@@ -206,14 +215,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def test_files_tell_the_settings_and_the_shaping_of_every_policy(finished: SimpleNamespace) -> None:
-    for policy, learner in enumerate(finished.run.learners):
+    for policy, learner in enumerate(learners(finished.run)):
         settings = read_json(finished.dir / f"policy_{policy:02}_cfg.json")
         shaping = read_json(finished.dir / f"policy_{policy:02}_reward_shaping.json")
         last = [event for event in finished.events if event["policy"] == policy][-1]
         assert settings == {name: getattr(learner.cfg, name) for name in settings}, "the learner's own settings"
-        assert settings.keys() == pbt.hyperparameters(learner.cfg).keys()
+        assert settings.keys() == tunable(learner.cfg).keys()
         assert shaping.keys() == DEFAULT_SHAPING.keys(), "in the environment's own form"
-        assert settings | {f"shaping/{name}": value for name, value in pbt.flatten_shaping(shaping).items()} == (
+        assert settings | {f"shaping/{name}": value for name, value in flatten_shaping(shaping).items()} == (
             numbers_of(last))
     assert len(list(finished.dir.glob("policy_*.json"))) == 2 * PBT["num_policies"]
     assert not list(finished.dir.rglob("*.tmp"))
@@ -228,7 +237,7 @@ def test_files_are_json_whatever_the_settings(tmp_path: Path) -> None:
         for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
             json.loads(text, parse_constant=refuse)
     with make(tmp_path, **PBT) as resumed:
-        assert resumed.learners[0].cfg.max_grad_norm == math.inf
+        assert learners(resumed)[0].cfg.max_grad_norm == math.inf
 
 
 def test_the_history_is_drawn(finished: SimpleNamespace) -> None:
@@ -246,7 +255,7 @@ def test_policy_0_begins_with_the_given_settings_and_each_other_with_one_mutatio
     running.close()
     begin = [numbers_of(event) for event in events_of(running.cfg.run_dir)]
     assert [event["policy"] for event in events_of(running.cfg.run_dir)] == [0, 1, 2, 3]
-    defaults = pbt.hyperparameters(running.cfg) | FLAT_SHAPING
+    defaults = tunable(running.cfg) | FLAT_SHAPING
     assert defaults.items() >= (given if optimize_gamma else {"learning_rate": 0.0123}).items()
     assert begin[0] == defaults
     for numbers in begin[1:]:
@@ -259,14 +268,14 @@ def test_policy_0_begins_with_the_given_settings_and_each_other_with_one_mutatio
             ratio = (1 - numbers["gamma"]) / (1 - 0.95)
             assert 1.01 - 1e-9 <= max(ratio, 1 / ratio) <= 1.2 + 1e-9
     assert begin[1] != begin[2] or not rate, "each has a mutation of its own"
-    for policy, learner in enumerate(running.learners):
+    for policy, learner in enumerate(learners(running)):
         assert begin[policy].items() >= {name: getattr(learner.cfg, name) for name in given
                                          if name in defaults}.items()
-        assert learner.learning_rate == begin[policy]["learning_rate"]
+        assert learner.state.learning_rate == begin[policy]["learning_rate"]
 
 
 def test_each_event_follows_from_the_one_before_and_from_its_donor(finished: SimpleNamespace) -> None:
-    defaults = pbt.hyperparameters(finished.run.cfg) | FLAT_SHAPING
+    defaults = tunable(finished.run.cfg) | FLAT_SHAPING
     now: dict[int, dict[str, Any]] = {}
     kinds = set()
     for event in finished.events:
@@ -440,7 +449,7 @@ def test_agents_of_a_replaced_policy_begin_with_an_empty_memory(
     sgd_step, found = Learner.sgd_step, []
 
     def watched_sgd_step(learner: Learner, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        is_new = data["policy_version"] >= learner.shared.weights.first_version
+        is_new = data["policy_version"] >= learner.weights.first_version
         found.append(data["new_episode"][:, 1:-1][~is_new[:, :-1] & is_new[:, 1:]])
         return sgd_step(learner, data)
 
@@ -557,12 +566,12 @@ def test_a_resumed_population_goes_on_where_it_was(finished: SimpleNamespace, tm
         assert after.last_update != [0] * 4
         assert torch.equal(resumed.buffers.settings, finished.run.buffers.settings)
         assert torch.equal(resumed.buffers.shaping, finished.run.buffers.shaping)
-        for policy, learner in enumerate(resumed.learners):
+        for policy, learner in enumerate(learners(resumed)):
             assert after.settings[policy].items() <= vars(learner.cfg).items()
-            assert learner.learning_rate == after.settings[policy]["learning_rate"]
-            assert learner.sgd_steps == finished.run.learners[policy].sgd_steps > 0
+            assert learner.state.learning_rate == after.settings[policy]["learning_rate"]
+            assert learner.state.sgd_steps == learners(finished.run)[policy].state.sgd_steps > 0
             assert resumed.buffers.policy_steps[:, policy].sum() == finished.run.buffers.policy_steps[:, policy].sum()
-            assert_equal(learner.state_dict()["model"], finished.run.learners[policy].state_dict()["model"])
+            assert_equal(learner.model.state_dict(), learners(finished.run)[policy].model.state_dict())
         resumed.train(4000)  # 100 episodes of each policy must finish first
     new = events_of(tmp_path / "run")[len(finished.events):]
     assert new
@@ -576,10 +585,10 @@ def test_a_policy_more_begins_with_a_mutation_of_the_given_settings(finished: Si
     shutil.copytree(finished.dir, tmp_path / "run")
     with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", num_policies=5) as resumed:
         assert resumed.population.settings[:4] == finished.run.population.settings
-        given = pbt.hyperparameters(resumed.cfg) | FLAT_SHAPING
+        given = tunable(resumed.cfg) | FLAT_SHAPING
         assert resumed.population.numbers(4).keys() == given.keys()
         assert resumed.population.numbers(4) != given
-        assert resumed.learners[4].sgd_steps == 0
+        assert learners(resumed)[4].state.sgd_steps == 0
     assert read_json(tmp_path / "run" / "policy_04_cfg.json") == resumed.population.settings[4]
 
 
@@ -609,7 +618,7 @@ def test_population_based_training_may_begin_when_a_run_is_resumed(tmp_path: Pat
         resumed.train(100)
     begin = events_of(tmp_path / "run")
     assert [(event["policy"], event["policy_steps"]) for event in begin] == [(0, 0), (1, 0)]
-    assert numbers_of(begin[0]) == pbt.hyperparameters(resumed.cfg) | FLAT_SHAPING
+    assert numbers_of(begin[0]) == tunable(resumed.cfg) | FLAT_SHAPING
     assert numbers_of(begin[1]) != numbers_of(begin[0]), "the others begin with a mutation now"
     assert read_json(tmp_path / "run" / "policy_01_cfg.json").items() <= numbers_of(begin[1]).items()
 
@@ -654,7 +663,7 @@ def test_after_a_crash_settings_are_those_that_the_weights_were_learned_with(tmp
     with make(tmp_path, **PBT) as resumed:
         population = resumed.population
         assert (population.settings, population.shaping, population.last_update) == saved
-        for policy, learner in enumerate(resumed.learners):
+        for policy, learner in enumerate(learners(resumed)):
             assert saved[0][policy].items() <= vars(learner.cfg).items()
             assert read_json(tmp_path / "run" / f"policy_{policy:02}_cfg.json") == saved[0][policy]
         assert events_of(tmp_path / "run") == events
@@ -757,7 +766,7 @@ def refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callab
 @pytest.mark.parametrize(("argv", "fragments"), [
     (["--num_policies=21"], ["--num_policies=21 is too many", "use at most 20"]),
     (["--num_policies=0"], ["--num_policies=0 must be greater than 0"]),
-    (["--num_policies=10", "--num_workers=74"], ["--num_workers=74 is too many beside --num_policies=10", "use 73"]),
+    (["--num_policies=10", "--num_workers=74"], ["--num_workers=74 is too many beside --num_policies=10", "use 64"]),
     (["--with_pbt"], ["--with_pbt needs a population", "--num_policies to 2 or more"]),
     (["--num_policies=2", "--async_rl=False"], ["--async_rl=False", "needs --num_policies=1"]),
     (["--env=tiny_games:HigherWins", "--self_play_past_fraction=0.5", "--async_rl=False"],
@@ -767,7 +776,7 @@ def refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callab
     (["--self_play_snapshots=0"], ["--self_play_snapshots=0 must be greater than 0"]),
     (["--pbt_perturb_min=0.9"], ["--pbt_perturb_min=0.9", "above 1"]),
     (["--pbt_perturb_min=1"], ["--pbt_perturb_min=1", "above 1"]),
-    (["--pbt_perturb_max=1.05"], ["--pbt_perturb_max=1.05", "the smaller one first"]),
+    (["--pbt_perturb_max=1.05"], ["--pbt_perturb_min=1.1 is above --pbt_perturb_max=1.05"]),
     (["--pbt_replace_fraction=1.1"], ["--pbt_replace_fraction=1.1 must lie between 0 and 1"]),
     (["--pbt_replace_fraction=-0.1"], ["--pbt_replace_fraction=-0.1 must lie between 0 and 1"]),
     (["--pbt_mutation_rate=2"], ["--pbt_mutation_rate=2", "must lie between 0 and 1"]),
@@ -851,24 +860,24 @@ def test_a_shaping_with_other_keys_than_before_is_refused_with_one_line(
 
 
 def bytes_needed(num_policies: int, **settings: Any) -> int:
-    cfg = appo.configure({"env": "tiny_games:Payday", **SMALL, "num_policies": num_policies, **settings})
-    info = appo.probe(cfg)
-    kinds = appo.assign_kinds(cfg, info)
-    models = [appo.load_policy(cfg, policy, *info.kinds[kind])[0] for policy, kind in enumerate(kinds)]
-    return appo.estimate_memory(cfg, info, kinds, models, [torch.device("cpu")] * num_policies)
+    cfg = configure({"env": "tiny_games:Payday", **SMALL, "num_policies": num_policies, **settings})
+    info = probe(cfg)
+    kinds = assign_kinds(cfg, info)
+    models = [load_policy(cfg, policy, *info.kinds[kind])[0] for policy, kind in enumerate(kinds)]
+    return memory.estimate_memory(cfg, info, kinds, models, [torch.device("cpu")] * num_policies)
 
 
 @pytest.mark.parametrize("num_policies", [1, 20])
 def test_more_policies_than_memory_are_refused(refuse: Callable[..., str], tmp_path: Path, num_policies: int,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     needed = bytes_needed(num_policies)
-    monkeypatch.setattr(appo.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed - 1))
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed - 1))
     line = refuse("--env=tiny_games:Payday", *FLAGS, f"--num_policies={num_policies}")
     assert f"--num_policies={num_policies} needs about {needed / 1e9:.1f} GB of memory ({needed:,} bytes)" in line
     assert "lower --num_envs_per_worker, --rollout or --batch_size" in line
     assert ("use --num_policies=" in line) == (num_policies > 1)
     assert not list(tmp_path.iterdir()), "nothing was written"
-    monkeypatch.setattr(appo.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed))
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed))
     make(tmp_path, num_policies=num_policies).close()
 
 
@@ -876,8 +885,8 @@ def test_more_policies_than_memory_are_refused(refuse: Callable[..., str], tmp_p
 def test_the_number_of_policies_that_is_proposed_fits(refuse: Callable[..., str], num_available: int,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     available = bytes_needed(num_available, serial_mode=False)
-    monkeypatch.setattr(appo, "start_server", lambda: torch.multiprocessing.get_context("spawn"))  # no fork server
-    monkeypatch.setattr(appo.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    monkeypatch.setattr(supervisor, "start_server", lambda: torch.multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
     line = refuse("--env=tiny_games:Payday", *FLAGS, "--serial_mode=False", "--num_policies=20")
     proposed = int(re.search(r"use --num_policies=(\d+)", line)[1])
     assert bytes_needed(proposed, serial_mode=False) <= available, f"{num_available} would fit: {line}"
@@ -979,8 +988,7 @@ def test_population_based_training_works_in_processes(tmp_path: Path) -> None:
 def test_a_policy_that_is_seldom_drawn_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its learner has nothing to do for longer than --stall_timeout_sec; the clock of this test is a fast one."""
     clock = itertools.count(step=5.0)
-    monkeypatch.setattr(appo, "time", SimpleNamespace(monotonic=lambda: next(clock),
-                                                      perf_counter_ns=time.perf_counter_ns))
+    monkeypatch.setattr(crew, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     running = run(tmp_path, 1000, "HigherWins", num_policies=2, policy_mapping="tiny_games:seldom_second",
                   stall_timeout_sec=300.0)
     steps = running.buffers.policy_steps.sum(0).tolist()
@@ -993,7 +1001,7 @@ def test_a_killed_component_ends_the_run_with_its_name_and_leaves_no_process(tmp
 
     def kill() -> bool:
         if not killed and all(running.versions):
-            killed.append(next(process for process in running.processes if process.name == name))
+            killed.append(next(process for process in running.crew.processes if process.name == name))
             killed[0].kill()
         return False
 
@@ -1002,7 +1010,7 @@ def test_a_killed_component_ends_the_run_with_its_name_and_leaves_no_process(tmp
         running.train(1_000_000_000, should_stop=kill)
     assert len(killed) == 1
     assert not multiprocessing.active_children()
-    assert not any(psutil.pid_exists(process.pid) for process in running.processes)
+    assert not any(psutil.pid_exists(process.pid) for process in running.crew.processes)
     assert f"{name} was killed by SIGKILL" in (running.cfg.run_dir / "log.txt").read_text()
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -1015,24 +1023,24 @@ def test_a_killed_component_ends_the_run_with_its_name_and_leaves_no_process(tmp
 def test_policies_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch, name: str, num_gpus: int) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert [model.choose_device(name, policy) for policy in range(5)] == [
+    assert [choose_device(name, policy) for policy in range(5)] == [
         torch.device("cuda", policy % num_gpus) for policy in range(5)]
 
 
 def test_a_chosen_device_is_used_by_every_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {model.choose_device("cpu", policy) for policy in range(5)} == {torch.device("cpu")}
+    assert {choose_device("cpu", policy) for policy in range(5)} == {torch.device("cpu")}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch, "empty", lambda *shape, device: None)
-    assert {model.choose_device("cuda:1", policy) for policy in range(5)} == {torch.device("cuda:1")}
+    assert {choose_device("cuda:1", policy) for policy in range(5)} == {torch.device("cuda:1")}
 
 
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert model.choose_device("auto", 3) == torch.device("cpu")
+    assert choose_device("auto", 3) == torch.device("cpu")
     with pytest.raises(UserError, match="--device=cuda cannot be used"):
-        model.choose_device("cuda", 3)
+        choose_device("cuda", 3)
 
 
 # ---- self-play ---------------------------------------------------------------------------------------------------
@@ -1046,7 +1054,13 @@ def snapshot_paths(running: APPO, policy: int = 0) -> list[Path]:
 
 
 def snapshot_weights(running: APPO, policy: int, number: int) -> torch.Tensor:
-    return running.buffers.policies[policy].weights._flat[1 + number]
+    weights = running.buffers.policies[policy].weights
+    return flat({"model": weights.read(learners(running)[policy].model, number)[0]})
+
+
+def versions_of(running: APPO) -> list[int]:
+    weights = running.buffers.policies[0].weights
+    return [weights.snapshot_version(number) for number in range(weights.num_snapshots)]
 
 
 def flat(state: dict[str, Any]) -> torch.Tensor:
@@ -1072,11 +1086,10 @@ def test_snapshots_are_taken_at_the_period(tmp_path: Path) -> None:
 def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path) -> None:
     running = run(tmp_path, 1500, "HigherWins", self_play_snapshots=3, **SELF_PLAY)
     paths = snapshot_paths(running)
-    taken = int(running.buffers.policies[0].weights.versions[-2])
-    assert taken > 4
+    assert learners(running)[0].state.policy_steps > 4 * 150, "more were taken than are kept"
     assert len(paths) == running.buffers.policies[0].weights.num_snapshots == 3
     kept = {load_checkpoint(path)["sgd_steps"]: flat(load_checkpoint(path)) for path in paths}
-    for number, version in enumerate(running.buffers.policies[0].weights.versions[1:-2].tolist()):
+    for number, version in enumerate(versions_of(running)):
         assert torch.equal(snapshot_weights(running, 0, number), kept.pop(version))
     steps = [load_checkpoint(path)["policy_steps"] for path in paths]
 
@@ -1084,10 +1097,11 @@ def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path
         assert snapshot_paths(resumed) == paths, "none is taken at the beginning"
         weights = resumed.buffers.policies[0].weights
         assert weights.num_snapshots == 3
-        assert weights.versions[1:-2].tolist() == [load_checkpoint(path)["sgd_steps"] for path in paths]
+        assert versions_of(resumed) == [load_checkpoint(path)["sgd_steps"] for path in paths]
         for number, path in enumerate(paths):
             assert torch.equal(snapshot_weights(resumed, 0, number), flat(load_checkpoint(path)))
-        assert torch.equal(weights._flat[0], flat(load_checkpoint(find_checkpoint(resumed.cfg.run_dir))))
+        newest = flat({"model": weights.read(learners(resumed)[0].model)[0]})
+        assert torch.equal(newest, flat(load_checkpoint(find_checkpoint(resumed.cfg.run_dir))))
         resumed.train(600)
     after = [load_checkpoint(path)["policy_steps"] // 150 for path in snapshot_paths(resumed)]
     assert len(after) == 3
@@ -1105,8 +1119,7 @@ def test_after_a_crash_there_are_no_opponents_of_what_was_lost(tmp_path: Path) -
     assert any(load_checkpoint(path)["sgd_steps"] > saved for path in snapshot_paths(running))
     with make(tmp_path, "HigherWins", self_play_snapshots=3, **SELF_PLAY) as resumed:
         assert all(load_checkpoint(path)["sgd_steps"] <= saved for path in snapshot_paths(resumed))
-        weights = resumed.buffers.policies[0].weights
-        assert all(version <= saved for version in weights.versions[1 : 1 + weights.num_snapshots].tolist())
+        assert all(version <= saved for version in versions_of(resumed))
         resumed.train(400)
         newest = load_checkpoint(snapshot_paths(resumed)[-1])
         assert newest["sgd_steps"] > saved, "its own snapshots are kept"
@@ -1137,10 +1150,10 @@ def test_the_share_of_games_won_against_the_past_is_reported(
     settings = SELF_PLAY | {"self_play_past_fraction": 1.0, "self_play_snapshot_every_env_steps": 1_000_000,
                             "learning_rate": 1e-12}
     with make(tmp_path, env, **settings) as running:
-        learner = running.learners[0]
+        learner = learners(running)[0]
         learner.model.policy_head.bias.data[favor] = 20.0
-        learner.sgd_steps = 1
-        learner.shared.weights.publish(learner.model, learner.sgd_steps)
+        learner.state.sgd_steps = 1
+        learner.state.publish()
         running.train(800)
     summary = read_json(running.cfg.run_dir / "summary.json")
     rows = read_lines(running.cfg.run_dir / "metrics.jsonl")

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from one_policy import CPU, make_buffers
+from one_policy import CPU, drain, make_buffers, take_one
 from torch import Tensor
 
 from config import Config, make_config
-from flat_spaces import Observation
+from envs.flat_spaces import Observation
+from envs.vector_env import AgentKind, Step, VectorEnv
 from learner import Learner, join_groups
 from model import ActorCritic, RecurrentCore, make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from seeding import consecutive
+from runtime.seeding import consecutive
 from shared_buffers import RESUME, SLOTS, SPLIT
-from vector_env import AgentKind, Step, VectorEnv
 
 T = 12
 AGENTS = 6
@@ -81,7 +81,7 @@ class Rig:
         self.buffers = make_buffers(self.cfg, OBS, ACTIONS, model)
         self.shared, self.trajectories = self.buffers.policies[0], self.buffers.trajectories_of(0)
         self.policy_worker = PolicyWorker(self.cfg, self.buffers, 0, CPU)
-        self.learner = Learner(self.cfg, self.buffers, 0, CPU, lambda report: None)
+        self.learner = Learner(self.cfg, self.buffers, 0, CPU, None, lambda report: None)
         self.learner.steps_per_pass = 20  # so that every minibatch is evaluated in several parts
 
     def sample(self, num_trajectories: int) -> list[list[dict[str, Tensor]]]:
@@ -91,10 +91,9 @@ class Rig:
         torch.manual_seed(1)
         by_agent: dict[int, list[dict[str, Tensor]]] = {}
         while len(by_agent) < AGENTS or min(map(len, by_agent.values())) < num_trajectories:
-            self.policy_worker.serve([self.shared.requests.get_nowait()])
-            worker.handle(*self.buffers.inboxes[0].get_nowait())
-            while not self.shared.trajectories_done.empty():
-                _, *slots = self.shared.trajectories_done.get()
+            self.policy_worker.serve([take_one(self.shared.requests)])
+            worker.handle(*take_one(self.buffers.worker_inboxes[0]))
+            for _, *slots in drain(self.shared.trajectories_done):
                 for slot in slots:
                     data = {name: tensor[slot].clone() for name, tensor in self.trajectories.items()}
                     by_agent.setdefault(round(1000 * float(data["obs/obs"][0, 0])), []).append(data)
@@ -109,7 +108,7 @@ class Rig:
         data["obs/obs"].copy_(obs)
         data["new_episode"].copy_(new_episode)
         data["rnn_states"][:, 0] = states
-        self.buffers.agent_policy.fill_(0)
+        self.buffers.awaited_policy.fill_(0)
         self.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(self.buffers.agent_slot))
         for t in range(T):
             self.buffers.agent_t.fill_(t)
@@ -130,7 +129,7 @@ class Rig:
         """Evaluate trajectories as the learner does: parameters [B, T+1, D], values [B, T+1]."""
         groups = self.learner.sequences(data)
         outputs = list(self.learner.map(self.learner.evaluate,
-                                        [part for group in groups for part in self.learner.split(group)]))
+                                        [part for group in groups for part in self.learner.parts(group)]))
         assert len(outputs) > 1
         steps = [group["new_episode"].numel() for group in groups]
         return tuple(join_groups(torch.cat(rows), steps, len(data["valid"])) for rows in zip(*outputs, strict=True))
@@ -141,7 +140,7 @@ class Rig:
         for t in range(T + 1):
             if t % self.cfg.bptt_steps == 0 and (t < T or self.cfg.bptt_steps < T):
                 states = data["rnn_states"][:, t]
-            obs = model.normalize({"obs": data["obs/obs"][:, t]}, torch.float32)
+            obs = model.normalize({"obs": data["obs/obs"][:, t]})
             states = states.masked_fill(data["new_episode"][:, t, None], 0.0)
             parameters, values, states = model(obs, states, torch.zeros(AGENTS, 1, dtype=torch.bool))
             outputs.append((parameters, values))
@@ -193,8 +192,9 @@ def test_the_loss_gets_the_outputs_of_acting(monkeypatch: pytest.MonkeyPatch) ->
         rig = Rig(recurrence=recurrence)
         data = rig.act_randomly(seed=1)
 
-        def loss(parameters: Tensor, values: Tensor, minibatch: dict[str, Tensor],
+        def loss(outputs: tuple[Tensor, Tensor], minibatch: dict[str, Tensor],
                  acted: dict[str, Tensor] = data) -> tuple[Tensor, dict[str, Tensor]]:
+            parameters, values = outputs
             assert_close(parameters[:-1].transpose(0, 1), acted["action_parameters"])
             assert_close(values[:-1].T, acted["values"])
             return parameters.sum() + values.sum(), {"seen": torch.tensor(True)}
@@ -218,8 +218,8 @@ def test_gradients_are_those_of_a_loop_over_time(rnn_type: str, layers: int, rec
 
     names, tensors = zip(*rig.learner.model.named_parameters(), strict=True)
     expected = torch.autograd.grad(weighted_sum(*rig.step_by_step(data)), tensors)
-    monkeypatch.setattr(rig.learner, "loss", lambda parameters, values, _: (
-        weighted_sum(parameters.transpose(0, 1), values.T), {}))
+    monkeypatch.setattr(rig.learner, "loss", lambda outputs, _: (
+        weighted_sum(*(output.transpose(0, 1) for output in outputs)), {}))
     rig.learner.backward(data)
     for name, tensor, gradient in zip(names, tensors, expected, strict=True):
         assert gradient.any(), name
@@ -364,7 +364,7 @@ def test_agents_forget_the_hidden_states_of_weights_that_were_replaced(rnn_type:
     data["obs/obs"].copy_(obs)
     data["new_episode"].fill_(False)
     data["rnn_states"][:, 0] = states
-    rig.buffers.agent_policy.fill_(0)
+    rig.buffers.awaited_policy.fill_(0)
     rig.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(rig.buffers.agent_slot))
     for t in range(T):
         if t == 3:

@@ -11,11 +11,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from parts import learners, rollout_workers
 from test_train import run_train
 
 from appo import APPO
-from config import UserError
-from seeding import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
+from runtime.seeding import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
+from runtime.user_error import UserError
 
 SMALL: dict[str, Any] = {
     "num_workers": 2, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,
@@ -99,8 +100,8 @@ def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path, monkeypatch: p
     drawn = []
     for _ in range(2):
         with APPO("test_seeding:Levels", **settings) as appo:
-            drawn.append((appo.rollout_workers[0].rng.random(), appo.learners[0].shuffle.initial_seed(),
-                          appo.learners[1].shuffle.initial_seed(), appo.rollout_workers[1].rng.random()))
+            drawn.append((rollout_workers(appo)[0].rng.random(), learners(appo)[0].shuffle.initial_seed(),
+                          learners(appo)[1].shuffle.initial_seed(), rollout_workers(appo)[1].rng.random()))
     assert len({number for start in drawn for number in start}) == 8
 
 
@@ -121,7 +122,7 @@ def test_a_damaged_count_is_refused_and_leaves_the_folder_free(tmp_path: Path, m
 def test_every_kind_of_vector_environment_takes_seeds(env: str) -> None:
     """The same seeds begin the same episodes, another seed another one."""
     from config import make_config  # noqa: PLC0415
-    from envs import make_vector_env, profile  # noqa: PLC0415
+    from envs.families import make_vector_env, profile  # noqa: PLC0415
 
     cfg = make_config(profile(env, {}), {"env": env})
     first = [make_vector_env(cfg, 2) for _ in range(2)]

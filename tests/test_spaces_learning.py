@@ -16,14 +16,16 @@ import tiny_envs
 import torch
 from gymnasium import spaces
 from one_policy import CPU, make_buffers
+from parts import learners
 from torch import Tensor
 
 from appo import APPO
-from config import Config, UserError, make_config
-from envs import make_vector_env
+from config import Config, make_config
+from envs.families import make_vector_env
 from learner import Learner
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
+from runtime.user_error import UserError
 from shared_buffers import SPLIT
 
 FAR = 0.8
@@ -121,8 +123,8 @@ def test_ratio_is_1_in_the_first_sgd_step_of_a_dataset(env: type[gym.Env], memor
                                                        tmp_path: Path) -> None:
     steps: list[dict[str, Tensor]] = []
     with APPO(env, train_dir=str(tmp_path), **TINY | {"rnn_size": 16} | memory) as appo:
-        sgd_step = appo.learners[0].sgd_step
-        appo.learners[0].sgd_step = lambda data: steps.append(sgd_step(data)) or steps[-1]
+        sgd_step = learners(appo)[0].sgd_step
+        learners(appo)[0].sgd_step = lambda data: steps.append(sgd_step(data)) or steps[-1]
         appo.train(6 * 256)
     per_dataset = TINY["num_batches_per_epoch"] * TINY["num_epochs"]
     assert len(steps) >= 5 * per_dataset
@@ -134,7 +136,8 @@ def test_ratio_is_1_in_the_first_sgd_step_of_a_dataset(env: type[gym.Env], memor
 
 
 def test_serial_mode_with_memory_and_masks_gives_the_same_numbers_twice(tmp_path: Path) -> None:
-    first, second = (train(tiny_envs.MasksOfParts, tmp_path / name, 1024, use_rnn=True, rnn_size=16, seed=3).learners[0]
+    first, second = (learners(train(tiny_envs.MasksOfParts, tmp_path / name, 1024, use_rnn=True, rnn_size=16,
+                                    seed=3))[0]
                      for name in ("first", "second"))
     for name, value in first.model.state_dict().items():
         assert torch.equal(value, second.model.state_dict()[name]), name
@@ -180,7 +183,7 @@ def test_value_targets_are_those_of_unnormalized_returns(with_vtrace: bool, monk
     seen = []
     name = "vtrace" if with_vtrace else "gae"
     function = getattr(__import__("vtrace"), name)
-    monkeypatch.setattr(f"learner.{name}", lambda *args: seen.append(function(*args)) or seen[-1])
+    monkeypatch.setattr(f"appo.{name}", lambda *args: seen.append(function(*args)) or seen[-1])
     for normalize_returns in (True, False):
         cfg = make_config(TINY, {"env": "tiny_envs:ReadsVector", "normalize_returns": normalize_returns,
                                  "with_vtrace": with_vtrace, "gamma": 0.95})
@@ -198,10 +201,11 @@ def test_value_targets_are_those_of_unnormalized_returns(with_vtrace: bool, monk
                 model.value_head.weight.div_(deviation)
         data = act(cfg, model, env)
         buffers = make_buffers(cfg, env.kind.obs_space, env.kind.action_space, model)
-        learner = Learner(cfg, buffers, 0, CPU, lambda report: None)
+        learner = Learner(cfg, buffers, 0, CPU, None, lambda report: None)
         data["log_probs"] += 0.3 * torch.randn(data["log_probs"].shape, generator=torch.Generator().manual_seed(0))
         if not with_vtrace:
-            data["targets"], data["advantages"] = learner.gae_targets(data)
+            with torch.no_grad():
+                data = data | learner.algorithm.prepare(learner.model, data, learner.evaluate)
         learner.backward(data)
     (targets, advantages), (expected_targets, expected_advantages) = seen
     scale = expected_targets.abs().mean()
@@ -221,7 +225,7 @@ def act(cfg: Config, model: ActorCritic, env: Any) -> dict[str, Tensor]:
     ends = torch.rand(data["rewards"].shape, generator=rng)
     data["terminated"].copy_(ends < 0.1)
     data["truncated"].copy_((ends >= 0.1) & (ends < 0.2))
-    buffers.agent_policy.fill_(0)
+    buffers.awaited_policy.fill_(0)
     buffers.agent_slot.copy_(torch.arange(buffers.num_slots).view_as(buffers.agent_slot))
     policy_worker = PolicyWorker(cfg, buffers, 0, CPU)
     torch.manual_seed(2)
@@ -248,8 +252,8 @@ def make_obs() -> dict[str, Tensor]:
 def normalized(obs: dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
     """Return what the encoder gets after the statistics have seen the same observations once."""
     model = ActorCritic(make_config(TINY, {"env": "test"}, settings), LEAVES, spaces.Discrete(2))
-    model.update_normalizers(obs, torch.ones(len(obs["gear"]), dtype=torch.bool))
-    return model.normalize(obs, torch.float32)
+    model.update_normalizers(obs)
+    return model.normalize(obs)
 
 
 def standardized(x: Tensor) -> Tensor:

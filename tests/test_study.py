@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from config import UserError
+from runtime.user_error import UserError
 from tools import study
 from tools.study import NEVER, Result, Study
 

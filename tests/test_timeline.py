@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-import timeline
 from learner import Learner
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from timeline import Recorder, Row, Span, by_depth, read_trace, write_trace
+from runtime.recorder import Recorder, Span
+from tools import timeline
+from tools.timeline import Row, by_depth, read_trace, write_trace
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,7 +65,7 @@ def test_only_one_object_is_recorded_and_waits_only_if_asked() -> None:
 
 
 def test_the_oldest_spans_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "MAX_SPANS", 4)
+    monkeypatch.setattr("runtime.recorder.MAX_SPANS", 4)
     worker, recorder = Worker(), Recorder()
     recorder.attach(worker)
     for split in range(5):

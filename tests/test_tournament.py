@@ -12,14 +12,14 @@ import pytest
 from tiny_games import TAPE
 
 import evaluate
-import plot
 from appo import APPO
-from checkpoint import policy_dir
 from config import make_config
-from envs import make_vector_env
-from evaluator import RandomPlayer, find_places
-from tournament import ELO_SCALE, MakePlayer, Results, describe, elo, play_all, play_games
-from vector_env import Step, VectorEnv
+from envs.families import make_vector_env
+from envs.vector_env import Step, VectorEnv
+from runtime.checkpoint import policy_dir
+from runtime.evaluator import RandomPlayer, find_places
+from tools import plot
+from tools.tournament import ELO_SCALE, MakePlayer, Results, describe, elo, play_all, play_games
 
 RATINGS = np.array([250.0, 120.0, 0.0, -70.0, -300.0])  # their mean is 0
 

@@ -18,11 +18,14 @@ import psutil
 import pytest
 import torch
 
-import appo
 import shared_buffers
+import supervisor
 import train
-from checkpoint import find_checkpoint, load_checkpoint
-from config import load_saved, make_config, make_parser
+from config import make_config
+from runtime.checkpoint import find_checkpoint, load_checkpoint
+from runtime.command_line import make_parser
+from runtime.files import load_saved
+from runtime.run_folder import configure
 
 TRAIN_PY = Path(train.__file__)
 DEADLINE_SEC = 60.0  # stands for "does not hang", also on a busy machine
@@ -31,7 +34,7 @@ SMALL = ("--env=CartPole-v1", "--experiment=first", "--num_workers=1", "--num_en
          "--batch_size=128", "--num_batches_per_epoch=1", "--num_epochs=8", "--encoder_mlp_layers=16", "--device=cpu",
          "--report_interval_sec=0.2", "--stall_timeout_sec=30")
 ENDLESS = ("--train_for_env_steps=1e9", "--num_epochs=64")  # nearly always in the middle of a dataset
-COMPONENTS = ("rollout_worker_0", "policy_worker_0", "learner")  # in the order in which they are started
+COMPONENTS = ("rollout_worker_0", "learner", "policy_worker_0")  # in the order in which they are started
 SUMMARY_KEYS = {"env_steps", "env_frames", "sgd_steps", "wall_sec", "fps", "mean_return", "policy_lag_mean",
                 "policy_lag_max"}
 
@@ -256,7 +259,7 @@ def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tm
     assert outcome.status == 1, outcome
     lines = outcome.err.strip().splitlines()
     assert lines[0] == "train.py: rollout_worker_0 failed"
-    assert re.fullmatch(r"vector_env\.EnvironmentFailure: breaking_env:Breaks-v0, seed \d+, step \d+: "
+    assert re.fullmatch(r"envs\.vector_env\.EnvironmentFailure: breaking_env:Breaks-v0, seed \d+, step \d+: "
                         r"step\(\) raised ValueError: the wheel came off", lines[-1])
     assert lines.count("ValueError: the wheel came off") == 1
     assert outcome.err.count("Traceback") == 2, "the environment's own error, then which environment it was"
@@ -329,7 +332,7 @@ def test_moved_or_renamed_run_is_resumed_where_it_is(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished.run_dir, folder)
     given = ["--train_dir=runs", "--experiment=second"] if folder == "runs/second" else []
-    cfg = appo.configure(vars(make_parser("").parse(["--env=CartPole-v1", *given])))
+    cfg = configure(vars(make_parser("").parse(["--env=CartPole-v1", *given])))
     assert cfg.run_dir == Path(folder)
     assert cfg.num_envs_per_worker == 4, "the saved settings are used"
 
@@ -342,7 +345,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
            ) -> Iterator[Callable[..., str]]:
     """Return a function that calls the command in this process, checks how it refuses, and returns the line."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(appo, "start_server", lambda: torch.multiprocessing.get_context("spawn"))  # no fork server
+    monkeypatch.setattr(supervisor, "start_server", lambda: torch.multiprocessing.get_context("spawn"))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*argv: str) -> str:

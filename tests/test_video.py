@@ -11,8 +11,8 @@ from PIL import Image
 
 import evaluate
 from appo import APPO
-from config import UserError
-from evaluate import VideoWriter, contact_sheet
+from runtime.user_error import UserError
+from tools.video import VideoWriter, contact_sheet
 
 HEIGHT, WIDTH = 400, 600  # of CartPole's picture
 GAP = 4  # pixels between the pictures of a contact sheet

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from seeding import ENVIRONMENT, derive_seed
+from runtime.seeding import ENVIRONMENT, derive_seed
 
 STEPS = 4  # of an episode
 

@@ -36,9 +36,9 @@ import numpy as np
 import psutil
 from scipy import stats
 
-from config import UserError, nearest
-from plot import draw, read_rows
-from records import RETURN_WINDOW
+from runtime.policy_records import RETURN_WINDOW
+from runtime.user_error import UserError, nearest
+from tools.plot import draw, read_rows
 
 
 class RunFailed(RuntimeError):

@@ -1,27 +1,26 @@
-"""What the settings that were not given become on this machine, and why.
+"""Defaults derived from the machine, and why.
 
-The profiles of `envs.py` were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
+The profiles were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
 machine: workers, environments, splits, threads, trajectories and batches. Nothing is changed that was given. Only the
 figures for two cores without a GPU are measured (`docs/performance.md`); the others follow from them.
 """
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from gymnasium import spaces
 
-from config import MAX_POLICIES, cpu_cores, max_workers
+from config import MAX_POLICIES, Config, cpu_cores, max_workers
+from runtime.user_error import UserError
 
 MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
 ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large
 MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would hang on the value of their end
 CORES_PER_POLICY_WORKER = 8  # acting takes a tenth of the time of Pong on two cores
 NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
-NETWORKS = {  # why an encoder was chosen
-    "convnet_a3c": "the small network of A3C (without a GPU it reaches 18 on Pong in half the time; "
-                   "--encoder_conv_architecture convnet_atari is the standard, and brings its own batches)",
-    "convnet_atari": "the Nature CNN (the standard; a GPU has the time for it)"}
 
 
 class Machine(NamedTuple):
@@ -46,14 +45,13 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     """Complete a family's profile for a machine.
 
     A profile's "without_gpu" replaces settings where there is none, unless a network is given: they belong to theirs.
-    Its "num_envs" is the number of all environments on two cores. It decides how much experience is in flight, and so
-    how old it is when it is learned from: it grows with the cores only where batches of inference would become too
-    small. Then the datasets grow with it and trajectories become shorter (down to `MIN_ROLLOUT`, and not those of a
-    memory), so that about one dataset is in flight.
+    Its "num_envs" is the number of all environments on two cores. More environments mean older data: the number grows
+    with the cores only where batches of inference would become too small. Then datasets grow too, and trajectories
+    become shorter (down to `MIN_ROLLOUT`, and not those of a memory): about one dataset stays in flight.
     A population gets more environments, so that each policy's batches stay as large, but not with large observations,
     whose trajectories would fill the memory.
     """
-    settings = dict(profile)
+    settings = {name: getattr(Config, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")} | profile
     without_gpu = settings.pop("without_gpu", {})
     if not machine.num_gpus and not NETWORK_SETTINGS & given.keys():
         settings |= without_gpu
@@ -83,26 +81,59 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     return settings
 
 
-def explain(machine: Machine, settings: Mapping[str, Any], given: Mapping[str, Any], precision: str) -> str:
-    """Say in one line which settings were chosen for the machine, and why; nothing of those that were given."""
-    reasons = {
-        "num_workers": "{} rollout workers (one for each core)",
-        "num_envs_per_worker": "{} environments each (enough for large batches, few enough for fresh experience)",
-        "worker_num_splits": "{} split(s) of them (" + (
-            "one is stepped while the GPU acts for the other)" if machine.num_gpus else
-            "while a worker waits for actions, other processes use its core)"),
-        "policy_workers_per_policy": f"{{}} policy worker(s) (one for {CORES_PER_POLICY_WORKER} cores)",
-        "learner_threads": "{} learner thread(s) " + ("(the GPU does the work)" if machine.num_gpus else
-                                                      "(learning takes most of the time)"),
-        "rollout": "trajectories of {} steps",
-        "batch_size": "minibatches of {}",
-    }
-    parts = [text.format(settings[name]) for name, text in reasons.items() if name in settings and name not in given]
-    network = settings.get("encoder_conv_architecture")
-    if network in NETWORKS and not NETWORK_SETTINGS & given.keys():
-        parts.append(NETWORKS[network])
-    if "precision" not in given:
-        is_reduced = precision == "bfloat16"
-        why = "images, and the hardware has it" if is_reduced else "no images, or no bfloat16 in the hardware"
-        parts.append(f"{precision} ({why})")
-    return f"chosen for {machine}: " + ", ".join(parts)
+def body_dtype(cfg: Config, device: torch.device, obs_space: dict[str, spaces.Space]) -> torch.dtype:
+    """Choose the arithmetic of the network body: bfloat16 for images where the hardware multiplies matrices in it.
+
+    A small MLP spends more on the casts than it saves, so vectors stay in float32.
+    """
+    if cfg.precision != "auto":
+        return getattr(torch, cfg.precision)
+    if not any(len(space.shape) == 3 for space in obs_space.values()):
+        return torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
+
+
+def choose_device(name: str, policy: int = 0) -> torch.device:
+    """Resolve `--device` for a policy: auto is a GPU where there is one; on several GPUs policies take turns.
+
+    Raises `UserError` for a device that is not there.
+    """
+    if name == "auto" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    try:
+        if name in ("auto", "cuda") and torch.cuda.is_available():
+            return torch.device("cuda", policy % torch.cuda.device_count())
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device={name} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def choose_niceness(cfg: Config, device: torch.device) -> tuple[int, int]:
+    """Choose the niceness of rollout workers and policy workers: who goes first on busy cores. A learner has 0.
+
+    Several epochs on a CPU: the learner has most of the work, and delaying the samplers lowers the lag. One epoch: the
+    learner would only wait for the samplers, so rollout workers are as urgent; policy workers come last, since requests
+    gather meanwhile, and larger batches are cheaper. `docs/performance.md` has the figures.
+    On a GPU policy workers only hand work on, and everybody waits for that (this was not measured).
+    """
+    if device.type != "cpu":
+        return 10, 0
+    return (0, 10) if cfg.num_epochs == 1 else (10, 10)
+
+
+def choose_cores(cfg: Config) -> list[int | None]:
+    """Return the cores that rollout workers are bound to, in turns; None: to none.
+
+    Sample Factory binds them by default. Here it costs 1 to 4 % while learning, and gains 3 to 5 % when only sampling.
+    Raises `UserError` where it cannot be done.
+    """
+    if not cfg.set_workers_cpu_affinity:
+        return [None]
+    if cfg.serial_mode or not hasattr(os, "sched_setaffinity"):
+        why = "there are none with --serial_mode" if cfg.serial_mode else "this system cannot do it"
+        raise UserError(f"--set_workers_cpu_affinity binds rollout workers to cores, but {why}; set it to False")
+    return sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Draw learning curves: `python plot.py train_dir/PongNoFrameskip-v4 curve.png` (several runs: one curve each).
+"""Draw learning curves: `python -m tools.plot train_dir/PongNoFrameskip-v4 curve.png` (several runs: one curve each).
 
 Reads each run's `metrics.jsonl`: the true mean return of the last 100 episodes (or another key) over minutes of
 training and env_steps, each policy of a population as a thin line, and the scores of evaluations during training as
@@ -24,8 +24,8 @@ import numpy as np
 from matplotlib import pyplot as plt
 from scipy import stats
 
-from config import UserError, nearest
-from records import read_history
+from runtime.records import read_history
+from runtime.user_error import UserError, nearest
 
 FORMATS = ("png", "svg", "pdf", "jpg")
 LABELS = {"mean_return": "mean return of the last 100 episodes",

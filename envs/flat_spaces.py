@@ -12,7 +12,7 @@ Actions are rows of float32: an index for each choice (exact up to 2^24), 0 or 1
 continuous dimension; parts of Dict and Tuple spaces lie side by side. An *action mask* travels as the observation leaf
 "action_mask", one bit for each option of all Discrete and MultiDiscrete parts in that order.
 
-Used by `envs.py` (conversion), `model.py` and `distributions.py` (sizes), `shared_buffers.py` (storage).
+Used by `families.py` (conversion), `model.py` and `distributions.py` (sizes), `shared_buffers.py` (storage).
 """
 
 import functools
@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from config import UserError
+from runtime.user_error import UserError
 
 ACTION_MASK = "action_mask"
 TEXT_BITS = 64

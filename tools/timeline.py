@@ -5,69 +5,22 @@ versions that write down when they began and ended. Without `--trace_sec` nothin
 with it, about 1 us a call. The supervisor gathers the spans when the components leave, and writes `trace.json` into the
 run's folder, for https://ui.perfetto.dev or chrome://tracing, and a picture of the last moments, `timeline.png`.
 
-    python timeline.py train_dir/PongNoFrameskip-v4 --seconds 0.5 --output timeline.png
+    python -m tools.timeline train_dir/PongNoFrameskip-v4 --seconds 0.5 --output timeline.png
 
 On a GPU a span is what the process does: kernels that it has started may run on after its end.
 """
 
 import argparse
-import functools
 import itertools
 import json
 import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config import OneLineParser, UserError
-
-MAX_SPANS = 200_000  # of one process; about 30 MB
-WAIT = "wait"  # spans whose names begin so are time in which a thread had nothing to do
-STEP = "step split"  # and so: there is one for each split
-
-
-class Span(NamedTuple):
-    """One thing that one thread did. Times in ns of `time.perf_counter_ns`, which all processes share."""
-
-    thread: str
-    name: str
-    begin: int
-    end: int
-
-
-class Recorder:
-    """Writes down the newest spans of one process."""
-
-    def __init__(self) -> None:
-        self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
-
-    def attach(self, component: Any, *, waits: bool = True) -> None:
-        """Record the calls of a component's `SPANS`: pairs of a method and a name, or a function of its arguments.
-
-        waits=False: not what begins with `WAIT` (nobody waits in serial mode).
-        """
-        for path, name in component.SPANS:
-            if not waits and isinstance(name, str) and name.startswith(WAIT):
-                continue
-            *parents, method = path.split(".")
-            owner = functools.reduce(getattr, parents, component)
-            setattr(owner, method, self._recorded(getattr(owner, method), name))
-
-    def _recorded(self, function: Callable, name: str | Callable[..., str]) -> Callable:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter_ns()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                label = name if isinstance(name, str) else name(*args, **kwargs)
-                self.spans.append(Span(threading.current_thread().name, label, begin, time.perf_counter_ns()))
-
-        return call
-
+from runtime.command_line import OneLineParser
+from runtime.recorder import STEP, WAIT, Span
+from runtime.user_error import UserError
 
 # ---- the trace ---------------------------------------------------------------------------------------------------
 
@@ -92,6 +45,14 @@ def write_trace(path: Path, spans: dict[str, Iterable[Span]], begin: int, end: i
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     temporary.replace(path)
+
+
+def write_run(run_dir: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> str:
+    """Write the trace of a run and the picture of its last moments into its folder; say where they are."""
+    path = run_dir / "trace.json"
+    write_trace(path, spans, begin, end)
+    picture = draw_last(path, path.with_name("timeline.png"), seconds=0.5)
+    return f"{path}: open it in https://ui.perfetto.dev" + (f"; {picture}" if picture else "")
 
 
 class Row(NamedTuple):

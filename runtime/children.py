@@ -1,7 +1,7 @@
 """The server that child processes are forked from: it imports everything once, so that they start in milliseconds.
 
 Only the standard library is imported here, so that `train.py` can start the server first: it imports PyTorch on one
-core while the main process does the same on another. Read next: `appo.py`.
+core while the main process does the same on another.
 """
 
 import multiprocessing

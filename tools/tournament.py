@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evaluator import Player, RandomPlayer, play
-from vector_env import VectorEnv
+from envs.vector_env import VectorEnv
+from runtime.evaluator import Player, RandomPlayer, play
 
 ELO_SCALE = 400 / np.log(10)  # points per unit of log odds
 VIRTUAL_DRAWS = 0.5  # added between each two entries, so that one that never loses has a finite rating

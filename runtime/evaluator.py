@@ -2,7 +2,7 @@
 
 `Player` turns the observations of some agents into actions, `play` yields what every episode of an environment brought
 its agents, and `Evaluator` is the process that scores the newest weights on environments of its own whenever the
-supervisor asks, without stopping the training. Read next: `evaluate.py`.
+supervisor asks, without stopping the training.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import checkpoint
-from config import Config
+from algorithm import Algorithm
+from config import Config, algorithm_class
 from distributions import ActionDistribution, forbid
-from envs import make_vector_env
-from flat_spaces import ACTION_MASK, num_action_parameters, num_columns
-from model import body_dtype, make_model, parameter_kinds
-from seeding import EVALUATION, derive_seed
-from shared_buffers import EVALUATE, STOP, SharedBuffers
-from vector_env import Step, VectorEnv
+from envs.families import make_vector_env
+from envs.flat_spaces import ACTION_MASK, num_action_parameters, num_columns
+from envs.vector_env import Step, VectorEnv
+from model import parameter_kinds
+from runtime import checkpoint
+from runtime.machine import body_dtype
+from runtime.seeding import EVALUATION, derive_seed
+from shared_buffers import EVALUATE, SharedBuffers
 
 MAX_ENVS = 20
 
@@ -28,26 +30,25 @@ MAX_ENVS = 20
 class Player:
     """A policy that acts for some agents of a vector environment, all of one kind."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, env: VectorEnv, agents: np.ndarray,
+    def __init__(self, algorithm: Algorithm, model: nn.Module, env: VectorEnv, agents: np.ndarray,
                  *, deterministic: bool) -> None:
-        """Play agents [B] (numbers within M) with a model whose encoder has this arithmetic (`ActorCritic.body_to`)."""
-        self.model, self.dtype, self.deterministic, self.agents = model, dtype, deterministic, agents
+        """Play agents [B] (numbers within M) with a model (after `body_to`)."""
+        self.algorithm, self.model, self.deterministic, self.agents = algorithm, model, deterministic, agents
         self.kind, self.places = find_places(env, agents)
         self.device = next(model.parameters()).device
         self.rnn_states = torch.zeros(len(agents), model.state_size, device=self.device)
 
     @torch.inference_mode()
     def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
-        """Write the actions for a step into those of the agents' kind; fresh [M]: without memories of an episode."""
+        """Write the actions for a step into those of the agents' kind; fresh [M]: True: zero the hidden state."""
         obs = {name: torch.as_tensor(value[self.places], device=self.device)
                for name, value in step.obs[self.kind].items()}
-        new = torch.as_tensor(fresh[self.agents, None], device=self.device)
-        parameters, _, rnn_states = self.model(self.model.normalize(obs, self.dtype), self.rnn_states, new)
+        new = torch.as_tensor(fresh[self.agents], device=self.device)
+        columns, rnn_states = self.algorithm.act(self.model, obs, self.rnn_states, new,
+                                                 deterministic=self.deterministic)
         active = torch.as_tensor(step.active[self.agents, None], device=self.device)
         self.rnn_states = torch.where(active, rnn_states, self.rnn_states)  # the others see nothing
-        distribution = self.model.distribution(parameters)
-        chosen = distribution.mode() if self.deterministic else distribution.sample()
-        actions[self.kind][self.places] = chosen.cpu().numpy()
+        actions[self.kind][self.places] = columns["actions"].cpu().numpy()
 
 
 class RandomPlayer:
@@ -115,13 +116,13 @@ def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes:
         lengths += acted
         running, alive = alive.any(1), alive & ~over
         # an episode ends with its last agent; one that never came does not hold it up
-        for i in np.flatnonzero(running & (~alive.any(1) | step.begins)):
+        for i in np.flatnonzero(running & (~alive.any(1) | step.was_reset)):
             alive[i] = False
             if left[i]:
                 left[i] -= 1
                 yield Episode(int(i), returns[i].copy(), lengths[i].copy(), objectives[i].copy())
-        returns[step.begins], lengths[step.begins], objectives[step.begins] = 0.0, 0, np.nan
-        alive[step.begins] = fresh[step.begins] = True
+        returns[step.was_reset], lengths[step.was_reset], objectives[step.was_reset] = 0.0, 0, np.nan
+        alive[step.was_reset] = fresh[step.was_reset] = True
 
 
 class Abandoned(Exception):
@@ -131,7 +132,7 @@ class Abandoned(Exception):
 class Evaluator:
     """Scores the newest weights on its own environments. One process; shares `SharedBuffers`."""
 
-    SPANS = (("buffers.evaluations.get", "wait for a request"), ("evaluate", "evaluate"))  # for `timeline.py`
+    SPANS = (("buffers.evaluations.get", "wait for a request"), ("evaluate", "evaluate"))  # for `tools/timeline.py`
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, devices: Sequence[torch.device],
                  report: Callable[[tuple], None]) -> None:
@@ -144,19 +145,25 @@ class Evaluator:
         self.env = make_vector_env(cfg, min(cfg.eval_episodes, MAX_ENVS))
         gpus = [device for device in devices if device.type == "cuda"]
         self.fork_rng = lambda: torch.random.fork_rng(gpus)
-        self.models: list[tuple[nn.Module, torch.dtype]] = []
+        self.algorithm = algorithm_class(cfg.algo)(cfg)
+        self.models: list[nn.Module] = []
         with self.fork_rng():
             for policy, device in enumerate(devices):
                 obs_space, action_space = buffers.spaces_of(policy)
-                dtype = body_dtype(cfg, device, obs_space)
-                model = make_model(cfg, obs_space, action_space).to(device).body_to(dtype).eval()
-                self.models.append((model, dtype))
+                model = self.algorithm.make_model(obs_space, action_space).to(device)
+                self.models.append(model.body_to(body_dtype(cfg, device, obs_space)).eval())
 
     def run(self) -> None:
         """Evaluate whenever asked, until told to stop."""
-        while (message := self.buffers.evaluations.get())[0] != STOP:
-            self.handle(*message)
+        while self.buffers.evaluations.serve(self.handle):
+            pass
         self.close()
+
+    def turn(self) -> None:
+        """Do all there is to do (serial mode)."""
+        while not self.buffers.evaluations.empty():
+            if not self.buffers.evaluations.serve(self.handle):
+                self.close()
 
     def handle(self, kind: int, index: int) -> None:
         """Score the newest policies, always on the same episodes; give up when the run is stopping."""
@@ -168,12 +175,12 @@ class Evaluator:
             return
 
     def evaluate(self, policy: int) -> None:
-        """Let a policy play all agents of its kind, and the first policy of each other kind those; save the best.
+        """Let a policy play all agents of its kind; save the best. Every other kind is played by its first policy.
 
         While it plays the learner goes on, so it is the evaluator that saves: the very weights that have the score.
         """
         env_steps = int(self.buffers.env_steps.sum())
-        weights, version = self.buffers.policies[policy].weights.copy_newest(self.models[policy][0])
+        weights, version = self.buffers.policies[policy].weights.read(self.models[policy])
         kinds = self.buffers.kind_of_policy
         own_kind, seed = kinds[policy], self.cfg.seed
         with self.fork_rng():  # in serial mode training must draw the same numbers as without
@@ -181,12 +188,13 @@ class Evaluator:
             players = []
             for kind_number, kind in enumerate(self.env.kinds):
                 number = policy if kind_number == own_kind else kinds.index(kind_number)
-                model, dtype = self.models[number]
+                model = self.models[number]
                 if number == policy:
                     model.load_state_dict(weights)
                 else:
                     self.buffers.policies[number].weights.refresh(model)
-                players.append(Player(model, dtype, self.env, kind.index, deterministic=self.cfg.eval_deterministic))
+                players.append(Player(self.algorithm, model, self.env, kind.index,
+                                      deterministic=self.cfg.eval_deterministic))
             episodes = list(play(self.env, players, self.cfg.eval_episodes, seed, self._go_on))
         own = np.array(self.env.kind_of_agent) == own_kind
         returns = np.array([episode.returns[own].mean() for episode in episodes])
@@ -213,7 +221,8 @@ class Evaluator:
         if not (checkpoint.is_better(score, sort, best, best_sort) or (score, sort) == (best, best_sort)):
             return False
         buffers.best_score[policy], buffers.best_sort[policy] = score, sort
-        state = {"model": weights, "sgd_steps": version, "env_steps": env_steps, "score": score, "sort_of_score": sort}
+        state = {"algo": self.cfg.algo, "model": weights, "sgd_steps": version, "env_steps": env_steps, "score": score,
+                 "sort_of_score": sort}
         checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
         return True
 

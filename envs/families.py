@@ -3,9 +3,10 @@
 Environments with a batched implementation of their own use it (Atari and CartPole: in C++ and NumPy); all others run in
 gymnasium's `SyncVectorEnv`, and those of several agents in `multi_agent.py`.
 
-Each family has a profile: the settings of `Config` that learn well there, as data ("num_envs" is the number of all
-environments on two cores, spread over the rollout workers, "without_gpu" what is set otherwise there; `machine.py`
-makes settings of both). Used by `rollout_worker.py`, `appo.py` (the spaces), `evaluator.py` and `evaluate.py`.
+Each family has a profile: the settings of `Config` that fit its environments, as data. "num_envs" is the number of all
+environments on two cores, spread over the rollout workers; "without_gpu" is what is set otherwise there. The algorithm
+adds how it learns well (`appo.PROFILES`), and `runtime/machine.py` makes settings of both. Used by `rollout_worker.py`,
+`supervisor.py` (the spaces), `runtime/evaluator.py` and `evaluate.py`.
 """
 
 import contextlib
@@ -26,86 +27,44 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from config import Config, UserError
-from flat_spaces import is_channels_last
-from machine import automatic, this_machine
-from multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
-from vector_env import LARGEST, Guard, GymVectorEnv, VectorEnv
+from config import Config, algorithm_class
+from envs.flat_spaces import is_channels_last
+from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
+from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
+from runtime.machine import automatic, this_machine
+from runtime.seeding import ENVIRONMENT, derive_seed
+from runtime.user_error import UserError
 
 # ---- families and their profiles ---------------------------------------------------------------------------------
 
 PROFILES: dict[str, dict[str, Any]] = {
     "atari": {
-        "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0, "normalize_returns": False,
-        "num_envs": 64, "rollout": 64,
-        "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
-        "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5,
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01,
-        "max_grad_norm": 1.0,
+        "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0, "num_envs": 64,
         "encoder_conv_architecture": "convnet_atari", "encoder_conv_mlp_layers": (512,),
-        "without_gpu": {"num_envs": 32, "batch_size": 512,
-                        "encoder_conv_architecture": "convnet_a3c", "encoder_conv_mlp_layers": (256,)},
+        "without_gpu": {"num_envs": 32, "encoder_conv_architecture": "convnet_a3c", "encoder_conv_mlp_layers": (256,)},
     },
     "classic_control": {
-        "train_for_env_steps": 500_000, "num_envs": 32, "rollout": 32, "decorrelate_experience_max_seconds": 10.0,
-        "batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4,
-        "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5, "kl_loss_coeff": 1.0,  # as for MiniGrid
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
+        "train_for_env_steps": 500_000, "num_envs": 32, "decorrelate_experience_max_seconds": 10.0,
         "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },
     "box2d": {
-        "train_for_env_steps": 3_000_000, "num_envs": 32, "rollout": 64,
-        "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
-        "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5, "gamma": 0.995, "gae_lambda": 0.97,
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.005, "max_grad_norm": 1.0,
-        "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
+        "train_for_env_steps": 3_000_000, "num_envs": 32, "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },
     "mujoco": {
-        "num_envs": 32, "rollout": 64, "decorrelate_experience_max_seconds": 10.0,
-        "batch_size": 1024, "num_batches_per_epoch": 4, "num_epochs": 4,
-        "learning_rate": 1e-3, "lr_schedule": "linear_decay", "adam_eps": 1e-5,
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
+        "num_envs": 32, "decorrelate_experience_max_seconds": 10.0,
         "encoder_mlp_layers": (256, 256), "nonlinearity": "relu", "initial_stddev": 0.37,
     },
     "minigrid": {
-        "train_for_env_steps": 5_000_000, "num_envs": 32, "rollout": 64,
-        "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
-        "learning_rate": 1e-3, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        # A solved task gives a deterministic policy, whose few and sudden changes no KL announces: the rate is at its
-        # bound when they come. A penalty on the KL holds the policy where it acted, a large epsilon Adam's steps small.
-        "lr_adaptive_max": 1e-3, "adam_eps": 3e-4, "kl_loss_coeff": 1.0,
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.03, "max_grad_norm": 0.5,
-        "encoder_conv_architecture": "convnet_small", "encoder_conv_mlp_layers": (128,), "encoder_mlp_layers": (32,),
-        "rnn_size": 128, "nonlinearity": "relu",
+        "train_for_env_steps": 5_000_000, "num_envs": 32, "encoder_conv_architecture": "convnet_small",
+        "encoder_conv_mlp_layers": (128,), "encoder_mlp_layers": (32,), "rnn_size": 128, "nonlinearity": "relu",
     },
     "vizdoom": {
-        "env_frameskip": 4, "res_w": 128, "res_h": 72,
-        "num_envs": 32, "rollout": 32,
-        "batch_size": 1024, "num_batches_per_epoch": 2, "num_epochs": 2,
-        "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015, "adam_eps": 1e-5,
-        "lr_adaptive_max": 1e-3,
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
+        "env_frameskip": 4, "res_w": 128, "res_h": 72, "num_envs": 32,
         "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128),
     },
-    "pettingzoo": {
-        "num_envs": 32, "rollout": 32,
-        "batch_size": 1024, "num_batches_per_epoch": 2, "num_epochs": 4,
-        "learning_rate": 5e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        "lr_adaptive_max": 2e-3, "adam_eps": 1e-5,
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.01, "max_grad_norm": 1.0,
-        "encoder_mlp_layers": (128, 128), "rnn_size": 128,
-    },
+    "pettingzoo": {"num_envs": 32, "encoder_mlp_layers": (128, 128), "rnn_size": 128},
     "other": {
-        "num_envs": 32, "rollout": 64,  # an LSTM learned to remember 51 steps with 64, not with 32
-        "decorrelate_experience_max_seconds": 10.0,
-        "batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 4,
-        "learning_rate": 3e-4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-        "lr_adaptive_max": 5e-4, "adam_eps": 1e-5, "kl_loss_coeff": 1.0,  # as for MiniGrid
-        "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "exploration_loss_coeff": 0.02, "max_grad_norm": 0.2,
-        "encoder_mlp_layers": (256, 256), "rnn_size": 128,
+        "num_envs": 32, "decorrelate_experience_max_seconds": 10.0, "encoder_mlp_layers": (256, 256), "rnn_size": 128,
     },
 }
 
@@ -121,6 +80,7 @@ PACKAGES = {"ale_py": "ale-py", "ALE": "ale-py", "mujoco": "'gymnasium[mujoco]'"
             "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo"}
 
 LARGE_OBSERVATIONS = ("atari", "vizdoom")
+PROBED = 2**20  # the environment that only tells the spaces: no worker has so many
 
 # beginnings of entry points
 FAMILIES = {
@@ -192,20 +152,28 @@ def family(env_id: str) -> str:
     return next((name for beginning, name in FAMILIES.items() if module.startswith(beginning)), "other")
 
 
+def family_profile(kind: str, algo: str) -> dict[str, Any]:
+    """Join the settings of a family and those of an algorithm for it."""
+    of_env, of_algorithm = PROFILES[kind], algorithm_class(algo).profiles.get(kind, {})
+    without_gpu = of_env.get("without_gpu", {}) | of_algorithm.get("without_gpu", {})
+    return {**of_env, **of_algorithm, "without_gpu": without_gpu}
+
+
 def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that learn well on this environment's family and machine, beside those that are given."""
     kind = family(env_id)
-    machine = this_machine(given.get("device", "auto"))
-    return automatic(machine, PROFILES[kind], given, large_observations=kind in LARGE_OBSERVATIONS)
+    settings = family_profile(kind, given.get("algo", Config.algo))
+    return automatic(this_machine(given.get("device", "auto")), settings, given,
+                     large_observations=kind in LARGE_OBSERVATIONS)
 
 
-def describe_profiles() -> str:
+def describe_profiles(algo: str = Config.algo) -> str:
     """Describe the profiles in one paragraph each, for the command line's help."""
     def listed(settings: Mapping[str, Any]) -> str:
-        return ", ".join(f"without a GPU {listed(value)}" if key == "without_gpu" else f"{key}={value}"
-                         for key, value in settings.items())
+        return ", ".join(f"without a GPU {listed(value)}" if name == "without_gpu" else f"{name}={value}"
+                         for name, value in settings.items() if value != {})
 
-    paragraphs = (f"{name}: {listed(settings)}" for name, settings in PROFILES.items())
+    paragraphs = (f"{kind}: {listed(family_profile(kind, algo))}" for kind in PROFILES)
     return "families have defaults of their own (for two cores; they grow with the machine):\n" + "\n".join(
         textwrap.fill(paragraph, 100, initial_indent="  ", subsequent_indent="    ") for paragraph in paragraphs)
 
@@ -461,3 +429,17 @@ def atari_env(cfg: Config, spec: EnvSpec, render_mode: str | None, noop_max: int
     height_width = env.observation_space.shape[1:]
     return gym.wrappers.TransformObservation(env, lambda frames: np.moveaxis(frames, 0, -1),
                                              spaces.Box(0, 255, (*height_width, cfg.env_framestack), np.uint8))
+
+
+def probe(cfg: Config, *, must_play_ahead: bool = False) -> EnvInfo:
+    """Make and reset one environment to learn about it (an action mask may only show in the info of a reset).
+
+    Raises `UserError` when decorrelated starts were asked for (not only the family's default) and cannot be.
+    """
+    env = make_vector_env(cfg, 1)
+    env.reset([derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)])
+    env.close()
+    if must_play_ahead and not env.plays_ahead:
+        raise UserError(f"--decorrelate_experience_max_seconds: the environments of {cfg.env} are stepped together, in "
+                        "C++ or NumPy, and cannot begin apart; leave it at 0")
+    return describe(env)

@@ -10,9 +10,10 @@ what it has read with its weights: a resumed run takes both from one file, so th
     population.jsonl                 one JSON object for each policy at each of its updates
     population.png                   the same as a picture (`plot.py`), when the run ends
 
-Read next: `appo.py`.
+
 """
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -22,9 +23,11 @@ import numpy as np
 import torch
 
 import pbt
-from config import Config, write_atomically
-from records import read_history
-from seeding import POPULATION, derive_seed
+from config import Config, tunable
+from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
+from runtime.files import write_atomically
+from runtime.records import read_history
+from runtime.seeding import POPULATION, derive_seed
 from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
 
 Numbers = dict[str, Any]
@@ -40,8 +43,9 @@ class Population:
         `UserError` when the environment's shaping has other keys now.
         """
         self.cfg, self.buffers = cfg, buffers
-        self.default_settings = pbt.hyperparameters(cfg)
-        self.default_shaping = pbt.flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
+        self.default_settings = tunable(cfg)
+        self.limits = {field.name: field.metadata["tune"] for field in dataclasses.fields(cfg)}
+        self.default_shaping = flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
         self.settings = [self.default_settings] * cfg.num_policies
         self.shaping = [self.default_shaping] * cfg.num_policies
         self.last_update: dict[int, int] = {}  # of each policy, in its own steps
@@ -114,19 +118,19 @@ class Population:
         how = {"rate": self.cfg.pbt_mutation_rate, "smallest": self.cfg.pbt_perturb_min,
                "largest": self.cfg.pbt_perturb_max}
         self.settings[policy] = pbt.mutate(self.settings[source], self.default_settings, self.rng, **how,
-                                           limits=pbt.LIMITS)
+                                           limits=self.limits)
         self.shaping[policy] = pbt.mutate(self.shaping[source], self.default_shaping, self.rng, **how)
 
     def draw(self) -> None:
         """Draw the history into population.png."""
-        from plot import draw_population  # noqa: PLC0415  matplotlib is slow to import
+        from tools.plot import draw_population  # noqa: PLC0415  matplotlib is slow to import
 
         draw_population(self.cfg.run_dir, self.cfg.run_dir / "population.png")
 
     # ---- effects -------------------------------------------------------------------------------------------------
 
     def _send(self, policy: int, message: tuple[int, int]) -> None:
-        self.buffers.policies[policy].trajectories_done.put(message)
+        self.buffers.policies[policy].commands.put(message)
 
     def _publish(self, policy: int) -> None:
         """Write a policy's numbers where its learner and the rollout workers read them, and into its files."""
@@ -136,7 +140,7 @@ class Population:
         _write_json(_settings_path(self.cfg.run_dir, policy), self.settings[policy])
         if self.default_shaping:
             _write_json(_shaping_path(self.cfg.run_dir, policy),
-                        pbt.unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
+                        unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
 
     def _record(self, policy: int, steps: int, objective: float | None, decision: pbt.Decision) -> None:
         self.last_update[policy] = steps
@@ -150,7 +154,7 @@ class Population:
         """Take over what a learner has saved of a policy's place in the population."""
         self.settings[policy] = {name: float(place["settings"].get(name, default))
                                  for name, default in self.default_settings.items()}
-        pbt.check_shaping_keys(self.default_shaping, place["shaping"])
+        check_shaping_keys(self.default_shaping, place["shaping"])
         self.shaping[policy] = {name: type(default)(place["shaping"][name])
                                 for name, default in self.default_shaping.items()}
         self.last_update[policy] = place["last_update"]

@@ -9,7 +9,6 @@ row is due after each dataset instead of every few seconds, so that two runs wit
 With several policies a row holds means over them, and what each one reports in the list "policies".
 """
 
-import collections
 import contextlib
 import json
 import logging
@@ -22,96 +21,14 @@ from typing import Any
 
 import psutil
 
-import checkpoint
-from config import Config, write_atomically
+from config import Config
+from runtime import checkpoint
+from runtime.files import write_atomically
+from runtime.policy_records import RETURN_WINDOW, PolicyRecords
 from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
 
-RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
-MIN_BEST_SEC = 1.0  # a new best mean return is saved at most this often, and takes at most
-BEST_SHARE = 0.02  # of the learner's time
 BEST_LINE_SEC = 20.0  # and is told at most this often
 MEMORY_EVERY_SEC = 20.0  # reports in between repeat the last figure
-
-
-class PolicyRecords:
-    """What one policy reports, since the last row and over its last episodes."""
-
-    def __init__(self, cfg: Config, policy: int, earlier: dict[str, Any], sgd_steps: int, min_episodes: int,
-                 resumed_at: int | None) -> None:
-        """Begin; min_episodes: that must have finished before the policy is ranked."""
-        self.min_episodes = min_episodes
-        self.returns: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
-        self.lengths: collections.deque[int] = collections.deque(maxlen=RETURN_WINDOW)
-        self.objectives: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
-        self.has_objective = False  # the environment tells one; else it is the return
-        self.matches: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)  # against earlier policies
-        self.num_episodes = 0
-        self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
-        self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
-        self.evaluation: dict[str, float] = {}  # the one since the last row, if any
-        last_evaluation = _entry(earlier, "evaluation", policy) or {}
-        is_lost = resumed_at is None or last_evaluation.get("eval_env_steps", 0) > resumed_at
-        self.last_evaluation: dict[str, float] = {} if is_lost else last_evaluation
-        self.last_best = self.last_best_line = -math.inf  # when the best checkpoint was saved, when a line said so
-        self.best_every_sec, self.is_saving_best = MIN_BEST_SEC, False
-        self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  slow to import; the children start meanwhile
-
-        self.tensorboard = SummaryWriter(
-            cfg.run_dir / "tensorboard" / f"policy_{policy:02}", max_queue=1000, flush_secs=10,
-            purge_step=0 if resumed_at is None else resumed_at + 1)  # hides what came after the checkpoint
-
-    @property
-    def mean_return(self) -> float:
-        return sum(self.returns) / len(self.returns) if self.returns else math.nan
-
-    @property
-    def objective(self) -> float | None:
-        """Return the mean true objective where the environment tells one, or else return; None at first."""
-        return sum(self.objectives) / len(self.objectives) if self.objectives else None
-
-    @property
-    def win_rate(self) -> float | None:
-        return sum(self.matches) / len(self.matches) if self.matches else None
-
-    def add_episode(self, episode_return: float, length: int, objective: float) -> None:
-        self.returns.append(episode_return)
-        self.lengths.append(length)
-        if not math.isnan(objective) and not self.has_objective:  # what came before were returns
-            self.has_objective = True
-            self.objectives.clear()
-        if self.has_objective != math.isnan(objective):  # an episode without an objective says nothing about it
-            self.objectives.append(objective if self.has_objective else episode_return)
-        self.num_episodes += 1
-
-    def add_training(self, stats: dict[str, float]) -> None:
-        self.training.append(stats)
-        self.latest = stats
-        self.lag_sum += stats["policy_lag_mean"]
-        self.lag_max = max(self.lag_max, stats["policy_lag_max"])
-        self.num_datasets += 1
-
-    def take_row(self) -> dict[str, Any]:
-        """Return this policy's part of a row, and begin the next one."""
-        row: dict[str, Any] = {
-            "mean_return": self.mean_return if self.returns else None,
-            "mean_length": sum(self.lengths) / len(self.lengths) if self.lengths else None,
-        }
-        if self.has_objective:
-            row["true_objective"] = self.objective
-        if self.matches:
-            row["win_rate_vs_past"] = self.win_rate
-        for name in self.latest:
-            values = [stats[name] for stats in self.training]
-            if values:
-                row[name] = values[-1] if name in ("sgd_steps", "env_steps_trained", "learning_rate") else (
-                    max(values) if name.endswith("_max") else min(values) if name.endswith("_min")
-                    else sum(values) / len(values))
-        row.setdefault("sgd_steps", self.latest["sgd_steps"])
-        row |= self.evaluation
-        self.training.clear()
-        self.evaluation = {}
-        return row
 
 
 class Records:
@@ -194,8 +111,7 @@ class Records:
             self.log(f"saved {content[2]}{self._of(content[0])} at env_steps={env_steps:,}")
         elif kind == "saved" and content[1] == SAVE_BEST:
             policy = self.policies[content[0]]
-            policy.is_saving_best = False
-            policy.best_every_sec = max(MIN_BEST_SEC, content[3] / BEST_SHARE)
+            policy.saved_best(content[3])
             if time.monotonic() - policy.last_best_line >= BEST_LINE_SEC:
                 policy.last_best_line = time.monotonic()
                 self._tell_best(content[0])
@@ -340,20 +256,9 @@ class Records:
                     policy.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, step)
 
     def measure_memory(self) -> None:
-        """Measure the memory of all processes of the run, shared pages counted once.
-
-        It takes the kernel some ms for each process, so not every report does it.
-        """
-        total = 0
-        process = psutil.Process()
-        for member in [process, *process.children(recursive=True)]:
-            try:
-                info = member.memory_full_info()
-                total += getattr(info, "pss", info.uss)
-            except psutil.Error:  # it ended meanwhile, or may not be looked at
-                continue
-        self.memory_bytes, self.last_memory = total, time.monotonic()
-        self.peak_memory_bytes = max(self.peak_memory_bytes, total)
+        """Measure the memory of all processes; it takes the kernel some ms for each, so not every report does it."""
+        self.memory_bytes, self.last_memory = memory_of_all(), time.monotonic()
+        self.peak_memory_bytes = max(self.peak_memory_bytes, self.memory_bytes)
 
     def _write_summary(self, env_steps: int) -> None:
         running = env_steps - self.steps_before_train
@@ -379,22 +284,7 @@ class Records:
         steps_left = (self.goal - row["env_steps"]) * self.cfg.env_frameskip / max(row["fps"], 1e-9)
         seconds_left = min(max(steps_left, 0), self.cfg.train_for_seconds - self.wall_sec)
         percent = 100 * max(row["env_steps"] / self.goal, self.wall_sec / self.cfg.train_for_seconds)
-        parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
-        if row["mean_return"] is not None:
-            spread = [policy.mean_return for policy in self.policies if policy.returns]
-            of_all = f" ({min(spread):.2f} to {max(spread):.2f})" if len(self.policies) > 1 else ""
-            parts.append(f"return {row['mean_return']:.2f}{of_all}")
-        if row.get("true_objective") is not None:
-            parts.append(f"objective {row['true_objective']:.2f}")
-        if row.get("win_rate_vs_past") is not None:
-            parts.append(f"wins against the past {row['win_rate_vs_past']:.0%}")
-        evaluations = [policy.last_evaluation["eval_return"] for policy in self.policies if policy.last_evaluation]
-        if evaluations:
-            parts.append(f"eval {sum(evaluations) / len(evaluations):.2f}")
-        if "policy_lag_mean" in row:
-            parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
-        parts.append(f"{format_duration(self.wall_sec)} gone, {format_duration(seconds_left)} left")
-        line = " | ".join(parts)
+        line = progress_line(row, self.policies, percent, self.wall_sec, seconds_left)
         if sys.stdout.isatty():
             width = os.get_terminal_size().columns - 1
             sys.stdout.write("\r" + line[:width].ljust(width))
@@ -434,6 +324,38 @@ class Records:
             self.logger.removeHandler(handler)
 
 
+def memory_of_all() -> int:
+    """Return the bytes of this process and all its descendants, shared pages counted once."""
+    total, process = 0, psutil.Process()
+    for member in [process, *process.children(recursive=True)]:
+        try:
+            info = member.memory_full_info()
+            total += getattr(info, "pss", info.uss)
+        except psutil.Error:  # it ended meanwhile, or may not be looked at
+            continue
+    return total
+
+
+def progress_line(row: dict[str, Any], policies: list[PolicyRecords], percent: float, seconds: float,
+                  seconds_left: float) -> str:
+    """Say in one line how far a run has come."""
+    parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
+    if row["mean_return"] is not None:
+        spread = [policy.mean_return for policy in policies if policy.returns]
+        of_all = f" ({min(spread):.2f} to {max(spread):.2f})" if len(policies) > 1 else ""
+        parts.append(f"return {row['mean_return']:.2f}{of_all}")
+    if row.get("true_objective") is not None:
+        parts.append(f"objective {row['true_objective']:.2f}")
+    if row.get("win_rate_vs_past") is not None:
+        parts.append(f"wins against the past {row['win_rate_vs_past']:.0%}")
+    evaluations = [policy.last_evaluation["eval_return"] for policy in policies if policy.last_evaluation]
+    if evaluations:
+        parts.append(f"eval {sum(evaluations) / len(evaluations):.2f}")
+    if "policy_lag_mean" in row:
+        parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
+    return " | ".join([*parts, f"{format_duration(seconds)} gone, {format_duration(seconds_left)} left"])
+
+
 def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarize the rows of several policies: means, but the sum of sgd_steps and the largest lag."""
     row: dict[str, Any] = {}
@@ -445,12 +367,6 @@ def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
     if lags := [part["policy_lag_max"] for part in parts if "policy_lag_max" in part]:
         row["policy_lag_max"] = max(lags)
     return row | {"policies": parts}
-
-
-def _entry(summary: dict[str, Any], name: str, policy: int) -> Any:
-    """Return what a summary says of one policy; None when it says nothing."""
-    values = summary.get(name)
-    return values[policy] if isinstance(values, list) and policy < len(values) else None
 
 
 TENSORBOARD_GROUP = {

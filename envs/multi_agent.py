@@ -24,10 +24,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from config import UserError
-from flat_spaces import ACTION_MASK, flatten_mask, random_action
-from seeding import consecutive
-from vector_env import (
+from envs.flat_spaces import ACTION_MASK, flatten_mask, random_action
+from envs.vector_env import (
     AgentKind,
     Ahead,
     EnvironmentFailure,
@@ -37,6 +35,8 @@ from vector_env import (
     play_ahead,
     read_objective,
 )
+from runtime.seeding import consecutive
+from runtime.user_error import UserError
 
 PREFIX = "pettingzoo:"
 EXAMPLE = f"{PREFIX}mpe2.simple_spread_v3"
@@ -164,10 +164,10 @@ class ParallelVectorEnv(VectorEnv):
                 for kind, kind_rows in zip(self.kinds, actions, strict=True)]
         decoded = [list(iterate(space, kind.actions(kind_rows)))
                    for space, kind, kind_rows in zip(self._batch_spaces, self.kinds, rows, strict=True)]
-        begins = np.array([not live for live in self._live])
+        was_reset = np.array([not live for live in self._live])
         results = []
         for i, env in enumerate(self._envs):
-            if begins[i]:
+            if was_reset[i]:
                 obs, infos = self._reset(i)
                 results.append((obs, {}, {}, {}, infos))
                 continue
@@ -179,7 +179,7 @@ class ParallelVectorEnv(VectorEnv):
                     chosen[agent] = decoded[self.kind_of_agent[number]][place]
             with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
                 results.append(env.step(chosen))
-        return self._gather(results, begins)
+        return self._gather(results, was_reset)
 
     def _begin(self, i: int, ahead: Ahead | None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Reset an environment with its seed, and play ahead in it: until the first agent leaves."""
@@ -211,7 +211,7 @@ class ParallelVectorEnv(VectorEnv):
         self._live[i], self._ended[i] = [], set()
         return obs, infos
 
-    def _gather(self, results: list[tuple], begins: np.ndarray) -> Step:
+    def _gather(self, results: list[tuple], was_reset: np.ndarray) -> Step:
         """Put what all environments returned, dicts by agent, into arrays."""
         num_agents = len(self._active)
         rewards, objectives = np.zeros(num_agents), np.full(num_agents, np.nan)
@@ -231,7 +231,7 @@ class ParallelVectorEnv(VectorEnv):
                     active[m] = acts(agent, info, mask, selected) and not (terminated[m] or truncated[m])
                     seen[kind_number].append((self._place[m], obs[agent], mask if active[m] else None))
             left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
-            if not begins[i] and not getattr(self._envs[i], "agents", left):  # some just vanished with the episode
+            if not was_reset[i] and not getattr(self._envs[i], "agents", left):  # some just vanished with the episode
                 for agent in left:
                     terminated[first + self._number[agent]] = True
                     active[first + self._number[agent]] = False
@@ -241,7 +241,7 @@ class ParallelVectorEnv(VectorEnv):
         for kind_number, kind in enumerate(self.kinds):
             self._write(kind, self._pairs[kind_number][0], self._obs[kind_number], seen[kind_number])
         self._active = active
-        return self._checked(Step(self._obs, rewards, terminated, truncated, active, begins, objectives))
+        return self._checked(Step(self._obs, rewards, terminated, truncated, active, was_reset, objectives))
 
     def _find_live(self, i: int, obs: dict[Any, Any]) -> list[Any]:
         """List the agents of an environment whose episodes go on, also one that has just joined."""

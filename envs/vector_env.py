@@ -20,8 +20,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from config import UserError
-from flat_spaces import (
+from envs.flat_spaces import (
     ACTION_MASK,
     Observation,
     action_leaves,
@@ -33,7 +32,8 @@ from flat_spaces import (
     random_action,
     unflatten_actions,
 )
-from seeding import consecutive
+from runtime.seeding import consecutive
+from runtime.user_error import UserError
 
 # What is larger cannot be learned from: sums of squares of returns and observations would leave the range of float32.
 LARGEST = 1e12
@@ -52,7 +52,7 @@ class Step(NamedTuple):
     terminated: np.ndarray  # [M] bool; with it or `truncated` an agent's episode ends, its observation is the final one
     truncated: np.ndarray  # [M] bool
     active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
-    begins: np.ndarray  # [N] bool: this step only reset the environment
+    was_reset: np.ndarray  # [N] bool: this step only reset the environment
     objectives: np.ndarray  # [M] float: info["true_objective"], nan where there is none
 
 
@@ -298,10 +298,10 @@ class GymVectorEnv(VectorEnv):
         if ACTION_MASK in info and not self.kind.has_mask:
             raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
                             "give it in both")
-        begins, self._over = self._over, terminated | truncated
-        return self._step(obs, rewards, terminated, truncated, begins, info)
+        was_reset, self._over = self._over, terminated | truncated
+        return self._step(obs, rewards, terminated, truncated, was_reset, info)
 
-    def _step(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, begins: np.ndarray,
+    def _step(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, was_reset: np.ndarray,
               info: dict[str, Any]) -> Step:
         over = terminated | truncated
         flat = self.kind.flatten(obs)
@@ -311,7 +311,7 @@ class GymVectorEnv(VectorEnv):
         objectives = np.full(self.num_envs, np.nan)
         if TRUE_OBJECTIVE in info:
             objectives = np.where(info[f"_{TRUE_OBJECTIVE}"], info[TRUE_OBJECTIVE], np.nan)
-        return self._checked(Step([flat], rewards, terminated, truncated, ~over, begins, objectives))
+        return self._checked(Step([flat], rewards, terminated, truncated, ~over, was_reset, objectives))
 
     def _masks(self, source: dict[str, Any]) -> list[Any]:
         """List the action masks in a batch of observations or infos; None where there is none."""

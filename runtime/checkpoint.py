@@ -3,7 +3,8 @@
 A checkpoint is one file of plain numbers, tensors and dicts. Its name carries its age,
 `checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt` with its score (from
 the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, and `donor.pt`,
-which another policy copies. Used by `learner.py` and `evaluator.py` (write), `appo.py` (resume) and `evaluate.py`.
+which another policy copies. Used by
+`training_state.py` and `evaluator.py` (write), `supervisor.py` (resume) and `evaluate.py`.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from config import UserError
+from runtime.user_error import UserError
 
 BEST, DONOR = "best.pt", "donor.pt"
 
@@ -90,8 +91,11 @@ def best_score(run_dir: Path, policy: int = 0) -> tuple[float, int]:
     return -math.inf, 0
 
 
-def load_weights(model: nn.Module, state: dict[str, Any], path: Path) -> None:
-    """Load a checkpoint's weights. Raises `UserError` when they are those of another architecture."""
+def load_weights(model: nn.Module, state: dict[str, Any], path: Path, algo: str) -> None:
+    """Load a checkpoint's weights. Raises `UserError` when they are those of another algorithm or architecture."""
+    own = state.get("algo", algo)  # the first ones did not say it
+    if own != algo:
+        raise UserError(f"checkpoint {path} is of --algo={own}, not of {algo}; choose another")
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:

@@ -1,0 +1,129 @@
+"""What an algorithm is: everything else is shared. `appo.py` is the first to read.
+
+An algorithm is one class in one file, chosen by `--algo`. Its settings and its defaults for each family are data. Its
+methods are called in other processes, and change nothing:
+
+    act          by policy workers, evaluation, tournaments and `evaluate.py`: observations -> actions, and what else a
+                 trajectory keeps of them (`columns`)
+    prepare      by the learner, once for each dataset
+    evaluate     by the learner, for parts of a minibatch, in several threads: what the network says, with gradient
+    targets      by the learner, for a minibatch, without gradient
+    loss         by the learner, for a minibatch
+
+Between `targets` and `loss` the learner moves the statistics of the returns, the only thing that changes on the way.
+Every average in a loss is a `MaskedMean`, so that several learners of one policy are one (`reducer.py`).
+
+The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA and REINFORCE are little more than
+`targets` and `loss`. What the others would add, on paper; none of it is built:
+
+    IMPALA       nothing: `targets` puts rho into the advantages, `loss` has no ratio
+    A3C          learners that share one policy, and a `Reducer` whose `step` changes shared weights without a lock
+    data-parallel APPO   learners that share one policy, and a `Reducer` that adds over them; normalizers, commands and
+                 checkpoints agreed through it
+    Ape-X        `make_model`: a dueling Q-network; `act`: epsilon-greedy, by the agent's rank, a further argument;
+                 `make_feed`: replay; `Loss.priorities` handed to the feed; a target network, saved with the rest
+    PQL          two learners, one for each part of the model, each with a replay; a slot is free after both
+
+Read next: `supervisor.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from config import Config
+from envs.flat_spaces import num_action_parameters
+from feed import Fifo
+from losses import MaskedMean
+from model import make_model
+from shared_buffers import SharedBuffers, Spec
+
+Data = dict[str, Tensor]
+
+
+class Loss(NamedTuple):
+    """What `Algorithm.loss` returns."""
+
+    total: Tensor  # scalar; the gradient is that of this
+    statistics: Data  # {name: scalar}, for the records; "kl" is what --lr_schedule=kl_adaptive follows
+    priorities: Tensor | None = None  # [T, B], for a feed that has priorities
+
+
+class Algorithm:
+    """One algorithm with its settings. Made by each process that acts or learns."""
+
+    Settings: type[Config] = Config
+    profiles: Mapping[str, Mapping[str, Any]] = {}  # what differs from the defaults of Settings, for each family
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+        self.env_steps = 0  # sampled so far, resumes together; the learner sets it before each dataset, 0 where it acts
+
+    # ---- acting --------------------------------------------------------------------------------------------------
+
+    def check_spaces(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
+        """Raise `UserError` for spaces that the algorithm cannot learn in."""
+
+    def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
+        """Make the network: the user's own, or `ActorCritic`."""
+        self.check_spaces(obs_space, action_space)
+        return make_model(self.cfg, obs_space, action_space)
+
+    def columns(self, action_space: spaces.Space) -> dict[str, Spec]:
+        """List what `act` adds to each row of a trajectory beside the actions."""
+        return {"action_parameters": Spec((num_action_parameters(action_space),), torch.float32),
+                "log_probs": Spec((), torch.float32),
+                "values": Spec((), torch.float32)}  # in units of the scaled rewards
+
+    def act(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor, *,
+            deterministic: bool = False) -> tuple[Data, Tensor]:
+        """Choose actions.
+
+        Args:
+            obs: raw observations {name: [B, ...]}. rnn_states: [B, state_size]. new_episode: [B] bool.
+            deterministic: take the most likely actions; for evaluations.
+
+        Returns:
+            The actions and the `columns`, {name: [B, ...]}, and the next hidden states.
+        """
+        parameters, values, rnn_states = model(model.normalize(obs), rnn_states, new_episode[:, None])
+        distribution = model.distribution(parameters)
+        actions = distribution.mode() if deterministic else distribution.sample()
+        return {"actions": actions, "action_parameters": parameters, "log_probs": distribution.log_prob(actions),
+                "values": model.returns.denormalize(values)}, rnn_states
+
+    # ---- learning ------------------------------------------------------------------------------------------------
+
+    def make_feed(self, buffers: SharedBuffers, policy: int, *, pinned: bool,
+                  deliver: Callable[[Any], None] | None) -> Fifo:
+        """Make what turns trajectories into datasets."""
+        return Fifo(self.cfg, buffers, policy, pinned=pinned, deliver=deliver)
+
+    def prepare(self, model: nn.Module, data: Data, evaluate: Callable[[Data], tuple[Tensor, ...]]) -> Data:
+        """Return what a dataset [B, T(+1), ...] needs beside its columns; evaluate(rows) asks the network."""
+        return {}
+
+    def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, ...]:
+        """Evaluate N sequences of L steps (obs: {name: [N * L, ...]}): what `targets` and `loss` need, [N * L, ...]."""
+        return model(model.normalize(obs), rnn_states, new_episode)[:2]
+
+    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
+        """Compute the targets of a minibatch, without gradient.
+
+        Args:
+            outputs: those of `evaluate`, [T+1, B, ...].
+            data: the columns of the trajectories and what `prepare` added, [T(+1), B, ...].
+
+        Returns:
+            {"targets": [T, B], in units of the rewards, and what else the loss needs}.
+        """
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
+        """Compute the loss of a minibatch; arguments as of `targets`, whose results are part of the data."""
+        raise NotImplementedError
+
+

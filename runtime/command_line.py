@@ -1,0 +1,103 @@
+"""The command line: every setting of the configuration as a flag. Used by `train.py` and the other commands."""
+
+import argparse
+import dataclasses
+import math
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from config import Config, algorithm_class, check_other_algorithms
+from runtime.user_error import UserError, nearest
+
+
+def parse_bool(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes", "on"):
+        return True
+    if text.lower() in ("false", "0", "no", "off"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+
+
+def _parse_int(text: str) -> int:
+    try:
+        number = float(text) if "e" in text.lower() else int(text)  # 1e7 is welcome, 1.5 is not
+        if number == int(number):
+            return int(number)
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+
+
+def _parse_float(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return number
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser that refuses bad input with one line, naming the nearest known flag."""
+
+    algo: str | None = None  # whose settings it knows
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UserError(message.replace("argument ", "", 1))
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse the command line. Raises `UserError`, naming the nearest flag for an unknown one."""
+        known, unknown = self.parse_known_args(argv)
+        if unknown:
+            flag = unknown[0].split("=")[0]
+            if self.algo:
+                check_other_algorithms(flag.removeprefix("--"), self.algo)
+            flags = [f for action in self._actions for f in action.option_strings]
+            raise UserError(f"unknown argument {flag}{nearest(flag, flags)}")
+        return known
+
+
+def algo_of(argv: Sequence[str]) -> str:
+    """Return what --algo is on a command line: it decides which settings there are."""
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--algo", default=Config.algo)
+    return parser.parse_known_args(argv)[0].algo
+
+
+def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> OneLineParser:
+    """Make the command line of all settings of an algorithm, grouped, with their defaults in the help.
+
+    The parsed namespace holds only what was given.
+    """
+    parser = OneLineParser(description=description, epilog=epilog, allow_abbrev=False,
+                           argument_default=argparse.SUPPRESS,
+                           formatter_class=argparse.RawDescriptionHelpFormatter)  # keeps the epilog's lines
+    parser.algo = algo
+    groups: dict[str, Any] = {}
+    for field in dataclasses.fields(algorithm_class(algo).Settings):
+        meta = field.metadata
+        if meta["group"] not in groups:
+            groups[meta["group"]] = parser.add_argument_group(meta["group"])
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        arguments: dict[str, Any] = {"help": f"{meta['help']} [{_show(default)}]".replace("%", "%%")}
+        if field.type is bool:
+            arguments |= {"type": parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
+        elif typing.get_origin(field.type) is tuple:
+            parse, metavar = (_parse_int, "SIZE") if int in typing.get_args(field.type) else (str, "NAME")
+            arguments |= {"type": parse, "nargs": "*", "metavar": metavar}
+        else:
+            parse = {int: _parse_int, float: _parse_float, str: str}[field.type]
+            metavar = "|".join(meta["choices"]) if meta["choices"] else field.type.__name__.upper()
+            arguments |= {"type": parse, "metavar": metavar}
+        groups[meta["group"]].add_argument(f"--{field.name}", **arguments)
+    return parser
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        value = " ".join(map(str, value))
+    return "none" if value == "" else str(value)
+
+

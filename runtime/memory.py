@@ -1,0 +1,66 @@
+"""What a run takes of the machine's memory, estimated before anything is allocated. Used by `supervisor.py`."""
+
+from collections.abc import Callable, Sequence
+
+import psutil
+import torch
+
+from config import Config
+from envs.flat_spaces import ACTION_MASK, num_options
+from envs.vector_env import EnvInfo
+from learner import CPU_BYTES_PER_PASS
+from normalizers import one_hot_bytes
+from runtime.user_error import UserError
+from shared_buffers import num_bytes, trajectory_specs
+
+# measured: the supervisor with its server of processes, and a component without its model and its batches
+SUPERVISOR_BYTES, COMPONENT_BYTES = 340_000_000, 100_000_000
+ACTIVATIONS = 20  # bytes that a convolutional network keeps of each byte of a pass, of the Nature CNN in bfloat16
+
+
+def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module],
+                    devices: Sequence[torch.device]) -> int:
+    """Estimate the bytes of memory of all processes, without what the environments take."""
+    total = SUPERVISOR_BYTES
+    slots = cfg.num_workers * cfg.num_envs_per_worker * len(info.agents)
+    for kind, model, device in zip(kind_of_policy, models, devices, strict=True):
+        specs = trajectory_specs(cfg, *info.kinds[kind], model.state_size)
+        total += num_bytes(specs, slots + 2 * cfg.trajectories_per_dataset)
+        # weights: published twice, of each worker, of the learner with gradients and both moments of Adam; snapshots
+        copies = 6 + cfg.policy_workers_per_policy
+        if cfg.self_play_past_fraction:
+            copies += cfg.self_play_snapshots * (1 + cfg.policy_workers_per_policy)
+        if device.type == "cpu":
+            total += copies * 4 * sum(tensor.numel() for tensor in model.state_dict().values())
+            if any(len(space.shape) == 3 for space in info.kinds[kind][0].values()):
+                total += ACTIVATIONS * CPU_BYTES_PER_PASS * cfg.learner_threads
+            # one-hot vectors of a minibatch, which the learner keeps until its gradient is there, and of all agents
+            rows = cfg.trajectories_per_minibatch * (cfg.rollout + 1) + slots
+            total += one_hot_bytes(info.kinds[kind][0]) * rows
+    if not cfg.serial_mode:
+        total += (cfg.num_workers + len(models) * (1 + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
+    return total
+
+
+def check_memory(cfg: Config, needed: int, needed_by: Callable[[int], int]) -> None:
+    """Raise `UserError` when a run needs more memory than the machine has left; needed_by(P): with P policies."""
+    available = psutil.virtual_memory().available
+    if needed > available:
+        fewer = [count for count in range(1, cfg.num_policies) if needed_by(count) <= available]
+        cure = f"use --num_policies={fewer[-1]}, or lower" if fewer else "lower"
+        raise UserError(f"--num_policies={cfg.num_policies} needs about {needed / 1e9:.1f} GB of memory ({needed:,} "
+                        f"bytes), {available / 1e9:.1f} GB are free; {cure} --num_envs_per_worker, --rollout or "
+                        "--batch_size")
+
+
+def check_one_hot(cfg: Config, info: EnvInfo) -> None:
+    """Raise `UserError` when the first layer of the network for a large Discrete observation alone is too large."""
+    available = psutil.virtual_memory().available
+    for obs_space, _ in info.kinds:
+        for name, space in obs_space.items():
+            size = sum(num_options(space)) * (cfg.encoder_mlp_layers[0] if cfg.encoder_mlp_layers else 1)
+            needed = 4 * size * (6 + cfg.policy_workers_per_policy)  # as in `estimate_memory`
+            if name != ACTION_MASK and needed > available:
+                raise UserError(f"observation '{name}' has {sum(num_options(space)):,} options; as one-hot vectors "
+                                f"they need a network of {needed / 1e9:,.0f} GB, {available / 1e9:.0f} GB are free; "
+                                "let the environment give numbers or bits instead")

@@ -1,0 +1,100 @@
+"""The folder of a run: which settings it is continued with, who may write into it. Used by `supervisor.py`."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from config import Config, canonical_algo, make_config, run_dir_of
+from envs.families import profile
+from runtime import checkpoint
+from runtime.files import load_saved, write_atomically
+from runtime.user_error import UserError
+
+
+def configure(given: Mapping[str, Any]) -> Config:
+    """Complete the settings that were given: from the run that is resumed, or else from the family's profile.
+
+    Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another one.
+    """
+    defaults = {"env": "", "train_dir": Config.train_dir, "experiment": "", "restart_behavior": "resume"}
+    here = {name: given.get(name, default) for name, default in defaults.items()}
+    env_profile = profile(here["env"], given)  # also finds out whether the environment exists
+    run_dir = run_dir_of(here["train_dir"], here["experiment"], here["env"])
+    has_checkpoint = any(run_dir.glob("checkpoints/policy_*/checkpoint_*.pt"))
+    if here["restart_behavior"] != "resume" or not has_checkpoint:
+        return make_config(env_profile, given)
+    saved = load_saved(run_dir / "config.json")
+    if saved["env"] != here["env"]:
+        raise UserError(f"{run_dir} holds a run of {saved['env']}; use another --experiment, or "
+                        "--restart_behavior=restart")
+    saved_algo = saved.get("algo", Config.algo)
+    algo = canonical_algo(given.get("algo", saved_algo))
+    if algo != saved_algo:
+        raise UserError(f"{run_dir} holds a run of --algo={saved_algo}, not of {algo}; use another --experiment, or "
+                        "--restart_behavior=restart")
+    return make_config(saved, here, given)
+
+
+def prepare_run_dir(cfg: Config) -> int:
+    """Make the run's folder and save the settings; return the open folder, locked for this process.
+
+    Raises `UserError` when the folder cannot be written, or another process trains in it.
+    """
+    run_dir = cfg.run_dir
+    try:
+        if run_dir.exists() and cfg.restart_behavior != "resume":
+            os.close(lock_folder(run_dir))  # refuse to take a folder away from a running process
+            if not (run_dir / "config.json").exists():
+                raise UserError(f"{run_dir} holds no run; move it away or use another --experiment")
+            if cfg.restart_behavior == "overwrite":
+                shutil.rmtree(run_dir)
+            else:
+                run_dir.rename(unused_name(run_dir))
+        for policy in range(cfg.num_policies):
+            checkpoint.policy_dir(run_dir, policy).mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(run_dir)
+        cfg.save(run_dir / "config.json")
+    except OSError as error:
+        raise UserError(f"--train_dir={cfg.train_dir} cannot be written ({error.strerror}: {error.filename}); "
+                        "choose another") from error
+    return lock
+
+
+def count_start(run_dir: Path) -> int:
+    """Return how often a run was started before, and write down that it was started once more.
+
+    It is written before anything is sampled: whatever becomes of this start, the next one plays other episodes.
+    """
+    path = run_dir / "starts.json"
+    try:
+        start = int(json.loads(path.read_text()))
+    except FileNotFoundError:
+        start = 0
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged; write into it how often the run was started") from error
+    write_atomically(path, f"{start + 1}\n")
+    return start
+
+
+def lock_folder(folder: Path) -> int:
+    """Open a folder and lock it until it is closed or the process ends. Raises `UserError` when it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UserError(f"another process trains in {folder}; stop it, or use another --experiment") from error
+    return descriptor
+
+
+def unused_name(path: Path) -> Path:
+    """Return path_old, or path_old2, ... whichever does not exist yet."""
+    number, old = 1, path.with_name(f"{path.name}_old")
+    while old.exists():
+        number += 1
+        old = path.with_name(f"{path.name}_old{number}")
+    return old

@@ -1,0 +1,188 @@
+"""All that a learner's checkpoint holds: the model, its optimizer, the counters, the learning rate.
+
+It is saved, resumed, copied from another policy (population-based training) and kept as a snapshot (self-play) as one.
+Owned by the learner; `learner.py` is what changes it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from config import Config, tunable
+from runtime import checkpoint
+from runtime.user_error import UserError
+from shared_buffers import SAVE_BEST, SAVE_DONOR, SAVE_MILESTONE, SharedBuffers
+from weights import SharedWeights
+
+
+class TrainingState:
+    """The state of the training of one policy."""
+
+    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, model: torch.nn.Module,
+                 report: Callable[[tuple], None], resume_from: Path | None) -> None:
+        """Begin with the published weights and, when resuming, the rest of a checkpoint."""
+        self.cfg, self.buffers, self.policy, self.model, self.report = cfg, buffers, policy, model, report
+        self.weights = buffers.policies[policy].weights
+        self.folder = checkpoint.policy_dir(cfg.run_dir, policy)
+        self.weights.refresh(model)
+        self.optimizer = torch.optim.Adam(model.parameters(), cfg.learning_rate, (cfg.adam_beta1, cfg.adam_beta2),
+                                          cfg.adam_eps)
+        self.sgd_steps = 0  # also the version of the published weights
+        self.decisions_trained = 0
+        self.learning_rate = cfg.learning_rate
+        self.place_in_population: dict[str, Any] = {}  # what the weights were learned with, saved beside them
+        if cfg.with_pbt:
+            self.configure()
+        if resume_from is not None:
+            self.load_state_dict(checkpoint.load_checkpoint(resume_from))
+        else:  # of a run that ended before it could be resumed
+            checkpoint.prune_checkpoints(self.folder, 0, "snapshot")
+            (self.folder / checkpoint.BEST).unlink(missing_ok=True)
+        # in decisions of the policy; the first opponent is its beginning, a resumed run has some already
+        self.next_snapshot = self.snapshot_after() if self.weights.num_snapshots else 0
+        self.take_snapshot()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a checkpoint holds; the tensors are the live ones."""
+        return {"algo": self.cfg.algo, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                "sgd_steps": self.sgd_steps, "env_steps": int(self.buffers.env_steps.sum()),
+                "policy_steps": self.policy_steps, "env_steps_trained": self.decisions_trained,
+                "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
+                "population": self.place_in_population}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned; the weights come from `SharedWeights`.
+
+        Settings stay those of the configuration, since the command line may have changed them.
+        """
+        self.load_moments(state["optimizer"])
+        self.sgd_steps, self.decisions_trained = state["sgd_steps"], state["env_steps_trained"]
+        if self.cfg.lr_schedule != "constant" and state["initial_learning_rate"] == self.cfg.learning_rate:
+            self.learning_rate = state["learning_rate"]
+        elif self.cfg.lr_schedule == "linear_decay":
+            self.learning_rate = self.linear_rate()
+
+    def load_moments(self, state: dict[str, Any]) -> None:
+        """Take over Adam's moments from the state of an optimizer, which holds its settings too."""
+        self.optimizer.load_state_dict(state)
+        for group in self.optimizer.param_groups:
+            group |= {"betas": (self.cfg.adam_beta1, self.cfg.adam_beta2), "eps": self.cfg.adam_eps}
+
+    @property
+    def policy_steps(self) -> int:
+        """Count the decisions of all agents that have played this policy."""
+        return int(self.buffers.policy_steps[:, self.policy].sum())
+
+    def publish(self) -> None:
+        """Make the weights the newest ones."""
+        self.weights.publish(self.model, self.sgd_steps)
+
+    def save(self, reason: int) -> None:
+        """Write a checkpoint: SAVE_PERIODIC (the newest few are kept), SAVE_MILESTONE (all are kept), SAVE_BEST or, for
+        another policy to copy, SAVE_DONOR (both replace the one before)."""
+        started = time.monotonic()
+        state = self.state_dict()
+        if reason == SAVE_BEST:
+            state["score"] = float(self.buffers.best_score[self.policy])
+            state["sort_of_score"] = int(self.buffers.best_sort[self.policy])
+        prefix = "milestone" if reason == SAVE_MILESTONE else "checkpoint"
+        name = checkpoint.checkpoint_name(prefix, state["sgd_steps"], state["env_steps"])
+        path = self.folder / {SAVE_BEST: checkpoint.BEST, SAVE_DONOR: checkpoint.DONOR}.get(reason, name)
+        checkpoint.save_checkpoint(state, path)
+        checkpoint.prune_checkpoints(self.folder, self.cfg.keep_checkpoints)
+        self.report(("saved", self.policy, reason, path.name, time.monotonic() - started))
+
+    # ---- population ----------------------------------------------------------------------------------------------
+
+    def configure(self) -> None:
+        """Take over this policy's settings from the supervisor (population-based training)."""
+        values = dict(zip(tunable(self.cfg), self.buffers.settings[self.policy].tolist(), strict=True))
+        shaping = dict(zip(self.buffers.shaping_names, self.buffers.shaping[self.policy].tolist(), strict=True))
+        self.place_in_population = {"settings": values, "shaping": shaping,
+                                    "last_update": int(self.buffers.last_update[self.policy])}
+        is_new = values["learning_rate"] != self.cfg.learning_rate
+        kinds = {field.name: field.type for field in dataclasses.fields(self.cfg)}
+        self.cfg = dataclasses.replace(self.cfg, **{name: kinds[name](value) for name, value in values.items()})
+        if is_new:
+            decays = self.cfg.lr_schedule == "linear_decay"
+            self.learning_rate = self.linear_rate() if decays else self.cfg.learning_rate
+
+    def copy_policy(self, donor: int) -> None:
+        """Take over the weights and the optimizer that another policy has saved.
+
+        The counters and the learning rate stay this policy's own. What its former weights have acted is not learned
+        from any more.
+        """
+        path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.DONOR
+        state = checkpoint.load_checkpoint(path)
+        checkpoint.load_weights(self.model, state, path, self.cfg.algo)
+        self.load_moments(state["optimizer"])
+        self.sgd_steps += 1  # a new version, from which on experience counts
+        self.weights.first_version = self.sgd_steps  # first, so that who acts with it knows it is another's
+        self.publish()
+
+    def take_snapshot(self) -> None:
+        """Keep the weights as an opponent for self-play when it is time."""
+        if not self.cfg.self_play_past_fraction or self.policy_steps < self.next_snapshot:
+            return
+        self.next_snapshot = self.snapshot_after()
+        self.weights.add_snapshot(self.model, self.sgd_steps)
+        state = self.state_dict()
+        checkpoint.save_checkpoint(state, self.folder / checkpoint.checkpoint_name(
+            "snapshot", state["sgd_steps"], state["env_steps"]))
+        checkpoint.prune_checkpoints(self.folder, self.cfg.self_play_snapshots, "snapshot")
+
+    def snapshot_after(self) -> int:
+        """Return the decisions of the policy at which the next snapshot is due."""
+        period = self.cfg.self_play_snapshot_every_env_steps
+        return (self.policy_steps // period + 1) * period
+
+    # ---- schedules -----------------------------------------------------------------------------------------------
+
+    def update_learning_rate(self, stats: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Set the rate of the next epoch from the progress of the whole run, or from the mean KL of the last epoch.
+
+        stats: those of each SGD step of the last epoch.
+        """
+        cfg = self.cfg
+        if cfg.lr_schedule == "linear_decay":
+            self.learning_rate = self.linear_rate()
+        elif cfg.lr_schedule == "kl_adaptive":
+            if "kl" not in stats[0]:
+                raise UserError(f"--lr_schedule=kl_adaptive: the loss of --algo={cfg.algo} has no statistic 'kl'")
+            kl = float(torch.stack([step["kl"] for step in stats]).mean())
+            self.learning_rate = kl_adaptive_rate(self.learning_rate, kl, cfg.lr_schedule_kl_threshold,
+                                                  cfg.lr_adaptive_min, cfg.lr_adaptive_max)
+
+    def linear_rate(self) -> float:
+        """Return the rate that falls from its initial value to 0 over the env_steps of the whole run."""
+        return self.cfg.learning_rate * max(0.0, 1 - int(self.buffers.env_steps.sum()) / self.cfg.train_for_env_steps)
+
+
+def kl_adaptive_rate(rate: float, kl: float, threshold: float, smallest: float, largest: float) -> float:
+    """Divide the rate by 1.5 when the KL is above twice the threshold, multiply it by 1.5 when below half of it."""
+    if kl > 2 * threshold:
+        rate /= 1.5
+    elif kl < threshold / 2:
+        rate *= 1.5
+    return min(max(rate, smallest), largest)
+
+
+def restore_weights(cfg: Config, policy: int, weights: SharedWeights, model: torch.nn.Module,
+                    state: dict[str, Any]) -> None:
+    """Publish the weights of a checkpoint, and the snapshots that lie beside it."""
+    if cfg.self_play_past_fraction:
+        folder = checkpoint.policy_dir(cfg.run_dir, policy)
+        for path in list(folder.glob("snapshot_*.pt")):
+            if int(path.name.split("_")[1]) > state["sgd_steps"]:  # it came after the checkpoint, before a crash
+                path.unlink()
+        for path in sorted(folder.glob("snapshot_*.pt"))[-cfg.self_play_snapshots:]:
+            snapshot = checkpoint.load_checkpoint(path)
+            checkpoint.load_weights(model, snapshot, path, cfg.algo)
+            weights.add_snapshot(model, snapshot["sgd_steps"])
+        model.load_state_dict(state["model"])
+    weights.publish(model, state["sgd_steps"])

@@ -1,0 +1,124 @@
+"""Tests of `shared_buffers.Inbox`: no record is torn, and nobody who dies or freezes holds the others up."""
+
+import multiprocessing
+import os
+import random
+import select
+import signal
+import time
+from collections import Counter
+
+import psutil
+import pytest
+from one_policy import drain, num_waiting
+
+from shared_buffers import PAUSE, SLOTS, SPLIT, STOP, Inbox
+
+FORK = multiprocessing.get_context("fork")
+MANY = 1541
+
+
+def test_messages_come_in_order_and_slots_are_joined() -> None:
+    inbox = Inbox(FORK, 100)
+    assert inbox.empty()
+    for message in ((SPLIT, 3), (SPLIT, 4), (SLOTS, 1, 2), (SLOTS, 9), (PAUSE, 0), (SLOTS, 5)):
+        inbox.put(message)
+    assert not inbox.empty()
+    assert drain(inbox) == [(SPLIT, 3), (SPLIT, 4), (SLOTS, 1, 2, 9), (PAUSE, 0), (SLOTS, 5)]
+    assert inbox.empty()
+
+
+def test_serving_ends_at_the_message_to_stop() -> None:
+    inbox, seen = Inbox(FORK, 100), []
+    for message in ((SPLIT, 3), (SLOTS, 1, 2), (STOP, 0), (SPLIT, 4)):
+        inbox.put(message)
+    assert not inbox.serve(lambda *message: seen.append(message))
+    assert seen == [(SPLIT, 3), (SLOTS, 1, 2)]
+    inbox.put((SPLIT, 5))
+    assert inbox.serve(lambda *message: seen.append(message))
+    assert seen[-1] == (SPLIT, 5)
+
+
+@pytest.mark.parametrize("size", [1, 37, 64, 65, 300])
+@pytest.mark.parametrize("num_records", [1, 10_000, Inbox.MAX_RECORDS])
+def test_no_writer_waits_while_there_is_no_more_than_was_said(num_records: int, size: int) -> None:
+    inbox = Inbox(FORK, num_records)
+    for start in range(0, num_records, size):  # a frozen reader: this would block for ever
+        inbox.put((SLOTS, *range(start, min(start + size, num_records))))
+    assert num_waiting(inbox) == num_records
+    taken = []
+    while not inbox.empty():
+        taken += [slot for _, *slots in inbox.get() for slot in slots]
+    assert taken == list(range(num_records))
+
+
+def write(inbox: Inbox, writer: int) -> None:
+    number = 0
+    while True:
+        inbox.put((writer, *range(number, number + 100)))
+        number += 100
+
+
+def read(inbox: Inbox, out: Inbox) -> None:
+    while True:
+        for _, *indices in inbox.get():
+            out.put((SLOTS, *indices))
+
+
+def wait_for(inbox: Inbox, seconds: float) -> list[int]:
+    """Take what comes into an inbox within some seconds."""
+    taken, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        if select.select([inbox.reader], [], [], 0.05)[0]:
+            taken += [index for _, *indices in inbox.get() for index in indices]
+    return taken
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_records_of_writers_that_are_killed_or_frozen_are_whole_and_in_order(number: int) -> None:
+    """Each writer sends 0, 1, 2, ... as a kind of its own; the others go on."""
+    inbox, rng = Inbox(FORK, 1), random.Random(0)
+    writers = [FORK.Process(target=write, args=(inbox, kind), daemon=True) for kind in range(100, 106)]
+    for process in writers:
+        process.start()
+    seen: Counter[int] = Counter()
+    try:
+        for process in writers[:-1]:
+            end = time.monotonic() + rng.random() / 20
+            while time.monotonic() < end:
+                for kind, index in inbox.get():
+                    assert 100 <= kind < 106
+                    assert index == seen[kind], "none is lost, torn or twice there"
+                    seen[kind] += 1
+            os.kill(process.pid, number)
+        before = seen[105]
+        for _ in range(200):
+            for kind, index in inbox.get():
+                assert index == seen[kind]
+                seen[kind] += 1
+        assert seen[105] > before, "the last one writes on"
+    finally:
+        for process in writers:
+            process.kill()
+            process.join()
+
+
+def test_a_reader_that_is_killed_or_frozen_holds_no_other_reader_up() -> None:
+    inbox, out = Inbox(FORK, MANY), Inbox(FORK, 100_000)
+    readers = [FORK.Process(target=read, args=(inbox, out), daemon=True) for _ in range(3)]
+    for process in readers:
+        process.start()
+    try:
+        sent = 0
+        for process, number in zip(readers[:2], (signal.SIGKILL, signal.SIGSTOP), strict=True):
+            os.kill(process.pid, number)
+            while psutil.Process(process.pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                time.sleep(0.001)  # what it takes before is lost with it
+            inbox.put((SLOTS, *range(sent, sent + MANY)))
+            sent += MANY
+            taken = wait_for(out, 0.5)
+            assert sorted(taken) == list(range(sent - MANY, sent)), "those that are left take all, each once"
+    finally:
+        for process in readers:
+            process.kill()
+            process.join()

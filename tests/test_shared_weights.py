@@ -1,0 +1,146 @@
+"""Tests of `weights.py`: whole copies only, whoever dies at whatever moment."""
+
+import copy
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from weights import CURRENT, SharedWeights
+
+CPU = torch.device("cpu")
+SIZE = 200_000  # large enough that a copy takes a while
+
+
+def make(value: float = 0.0) -> nn.Module:
+    """Return a model whose numbers are all the same: a torn copy shows."""
+    model = nn.Sequential(nn.Linear(SIZE, 1), nn.BatchNorm1d(1))
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.fill_(value)
+    return model
+
+
+def values_of(state: dict[str, Any]) -> set[float]:
+    return {float(value) for tensor in state.values() for value in tensor.unique()}
+
+
+def test_the_newest_weights_are_those_published_last() -> None:
+    weights, reader = SharedWeights(make(1.0), CPU, 0), make(-1.0)
+    assert (weights.refresh(reader), values_of(reader.state_dict())) == (0, {1.0})
+    for version in (7, 8, 20):
+        weights.publish(make(float(version)), version)
+        assert weights.version == version
+        assert (weights.refresh(reader), values_of(reader.state_dict())) == (version, {float(version)})
+    state, version = weights.read(reader)
+    weights.publish(make(21.0), 21)
+    assert (version, values_of(state)) == (20, {20.0}), "a copy of its own"
+
+
+def test_a_model_of_another_arithmetic_is_refreshed_too() -> None:
+    weights, reader = SharedWeights(make(1.0), CPU, 0), make().bfloat16()
+    weights.refresh(reader)
+    assert values_of(reader.state_dict()) == {1.0}
+    assert reader[0].weight.dtype == torch.bfloat16
+
+
+def test_the_oldest_snapshot_is_replaced() -> None:
+    weights, reader = SharedWeights(make(), CPU, 2), make()
+    assert weights.num_snapshots == 0
+    for version in (10, 11, 12):
+        weights.add_snapshot(make(float(version)), version)
+    assert weights.num_snapshots == 2
+    assert [weights.snapshot_version(k) for k in range(2)] == [12, 11]
+    for k, version in ((0, 12), (1, 11)):
+        state, found = weights.read(reader, k)
+        assert (found, values_of(state)) == (version, {float(version)})
+    assert weights.read(reader)[1] == 0, "they are not the newest weights"
+
+
+class Stopped(Exception):
+    """Stands for the death of the process that writes."""
+
+
+class DiesWriting(SharedWeights):
+    """Writes a part of the weights, then its process is gone."""
+
+    dies = False
+
+    def _write(self, row: int, model: nn.Module) -> None:
+        if self.dies:
+            self._flat[row, : SIZE // 2] = 99.0
+            raise Stopped
+        super()._write(row, model)
+
+
+def test_a_writer_that_dies_leaves_the_newest_weights_whole_and_another_goes_on() -> None:
+    weights, reader = DiesWriting(make(1.0), CPU, 1), make()
+    weights.publish(make(2.0), 2)
+    weights.add_snapshot(make(2.0), 2)
+    weights.dies = True
+    for write in (weights.publish, weights.publish, weights.add_snapshot):
+        with pytest.raises(Stopped):
+            write(make(3.0), 3)
+        assert (weights.refresh(reader), values_of(reader.state_dict())) == (2, {2.0})
+    state, version = weights.read(reader, 0)
+    assert (version, values_of(state)) == (2, {2.0}), "the newest in the place of the snapshot that was being replaced"
+    weights.dies = False
+    weights.publish(make(3.0), 3)
+    assert (weights.refresh(reader), values_of(reader.state_dict())) == (3, {3.0})
+
+
+def write_for_ever(weights: SharedWeights) -> None:
+    model, version = make(), 0
+    while True:
+        version += 1
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.fill_(version % 100)
+        weights.publish(model, version)
+        weights.add_snapshot(model, version)
+
+
+def test_readers_see_whole_weights_while_a_writer_is_frozen_and_killed_again_and_again() -> None:
+    context = multiprocessing.get_context("fork")
+    weights, reader = SharedWeights(make(), CPU, 1), make()
+    seen = set()
+    for _ in range(8):
+        writer = context.Process(target=write_for_ever, args=(weights,), daemon=True)
+        writer.start()
+        while weights.version < len(seen):  # it has begun
+            pass
+        for _ in range(20):
+            version = weights.refresh(reader)
+            assert values_of(reader.state_dict()) == {version % 100}
+            for snapshot in (0, CURRENT):
+                state, version = weights.read(reader, snapshot)
+                assert values_of(state) == {version % 100}
+            seen.add(version)
+        os.kill(writer.pid, signal.SIGSTOP)
+        version = weights.refresh(reader)
+        assert values_of(reader.state_dict()) == {version % 100}, "a frozen writer holds nobody up"
+        assert values_of(weights.read(reader, 0)[0]) <= {float(n) for n in range(100)}
+        writer.kill()
+        writer.join()
+    assert len(seen) > 8
+
+
+def test_a_reader_reads_again_what_was_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, reader = SharedWeights(make(1.0), CPU, 0), make()
+    finish, reads = weights._finish_copies, []
+
+    def overtake() -> None:
+        finish()
+        if len(reads) < 2:  # while it reads, two publications begin: the second one writes where it reads
+            reads.append(None)
+            for version in (10 * len(reads), 10 * len(reads) + 1):
+                SharedWeights.publish(copy.copy(writer), make(float(version)), version)
+
+    writer = copy.copy(weights)
+    monkeypatch.setattr(weights, "_finish_copies", overtake)
+    assert weights.refresh(reader) == 21
+    assert values_of(reader.state_dict()) == {21.0}

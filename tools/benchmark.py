@@ -1,0 +1,394 @@
+"""Measure the speed: `python benchmark.py throughput --env PongNoFrameskip-v4`. All flags of `train.py` work here too.
+
+    components   what one sample costs in each part of the system, alone, and the bound that follows for this machine
+    throughput   the real system after its warm-up, as a share of that bound, and the CPU time of one sample in each
+                 kind of process; --modes: with and without double buffering and asynchrony; --sampler_only: without
+                 learning; --random_actions: without networks
+    scaling      throughput and memory over workers, environments, splits and policy workers; a table and a picture
+    compare      the real system beside other programs, in turns in one sitting
+
+Runs go into a temporary folder that is deleted, whatever --train_dir says, and last as long as --seconds asks for.
+Machines are shared and drift: figures from one call can be compared with each other, those of two sittings hardly.
+A bound counts nothing but the work itself, each part measured with the machine's caches to itself: no system reaches
+100 % of it.
+"""
+
+import argparse
+import contextlib
+import io
+import math
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from appo import APPO
+from config import Config, cpu_cores
+from envs.families import describe_profiles
+from envs.flat_spaces import num_action_parameters
+from learner import Learner
+from policy_worker import PolicyWorker
+from runtime.command_line import make_parser, parse_bool
+from runtime.crew import ComponentError
+from runtime.machine import choose_device
+from runtime.run_folder import configure
+from runtime.user_error import UserError
+from tools.components import measure_components, measure_simulation
+
+ENDLESS = 10**15  # env_steps
+PATIENCE_SEC = 120.0  # another program may take so long to print its first figure
+
+
+# ---- systems without one of their parts --------------------------------------------------------------------------
+
+
+class NoLearner(Learner):
+    """Frees every trajectory at once."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.feed.insert = lambda kind, *slots: self.feed.free_slots(slots)
+
+
+class RandomPolicyWorker(PolicyWorker):
+    """Draws actions without looking."""
+
+    def gather(self, row: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"row": row}
+
+    def forward(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        parameters = torch.zeros(len(batch["row"]), num_action_parameters(self.action_space))
+        return {"actions": model.distribution(parameters).sample(),
+                "rnn_states": torch.zeros(len(parameters), model.state_size)}
+
+
+class Sampler(APPO):
+    """The system without learning."""
+
+    learner_class = NoLearner
+
+
+class RandomSampler(Sampler):
+    """The system without learning and networks."""
+
+    policy_worker_class = RandomPolicyWorker
+
+
+# ---- the real system ---------------------------------------------------------------------------------------------
+
+
+class Throughput(NamedTuple):
+    """What the real system did after its warm-up."""
+
+    env_steps_per_sec: float
+    lag_mean: float  # of the whole run, in SGD steps
+    lag_max: int
+    start_sec: float  # from making the system to the first SGD step (or env_step)
+    peak_memory_bytes: int
+    cpu_us: dict[str, float]  # CPU time of one sample in each kind of process
+    idle: float  # share of the cores, whoever else used them
+
+
+def cpu_seconds(appo: APPO) -> dict[str, float]:
+    """Return the CPU time that each kind of process has taken so far, and for how long a core was idle."""
+    seconds = {"supervisor": sum(psutil.Process().cpu_times()[:2])}
+    for process in appo.crew.processes:
+        kind = process.name.rstrip("_0123456789")
+        with contextlib.suppress(psutil.Error):  # it has died; the supervisor will say so
+            seconds[kind] = seconds.get(kind, 0.0) + sum(psutil.Process(process.pid).cpu_times()[:2])
+    cores = psutil.cpu_times(percpu=True)
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
+    idle = [cores[core].idle for core in own if core < len(cores)]
+    return seconds | {"idle": sum(idle) / len(idle)}
+
+
+def measure_throughput(settings: dict[str, Any], seconds: float, system: type[APPO] = APPO) -> Throughput:
+    """Run a system; measure for some seconds after a warm-up of a third as long, at least until it learns."""
+    begin, marks = time.perf_counter(), []  # marks: it runs, is warm, was measured
+    waits = max(seconds / 3, 2.0), seconds  # between two of them
+
+    def is_over() -> bool:
+        now, steps = time.perf_counter(), appo.env_steps
+        if len(marks) == 3:  # asked once more while an evaluation ends
+            return True
+        is_running = steps and (issubclass(system, Sampler) or all(appo.versions))
+        if (now > marks[-1][0] + waits[len(marks) - 1]) if marks else is_running:
+            marks.append((now, steps, cpu_seconds(appo)))
+        return len(marks) == 3
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        given = settings | {"train_dir": folder, "train_for_env_steps": ENDLESS, "train_for_seconds": float("inf")}
+        with system(**given) as appo:
+            appo.train(should_stop=is_over)
+            policies, peak = appo.records.policies, appo.records.peak_memory_bytes
+    datasets = max(sum(policy.num_datasets for policy in policies), 1)
+    (begin_sec, begin_steps, cpu_before), (end_sec, end_steps, cpu_after) = marks[1:]
+    steps, elapsed = end_steps - begin_steps, end_sec - begin_sec
+    cpu = {kind: cpu_after[kind] - cpu_before[kind] for kind in cpu_after}
+    idle = cpu.pop("idle") / elapsed
+    return Throughput(steps / elapsed, sum(policy.lag_sum for policy in policies) / datasets,
+                      max(policy.lag_max for policy in policies), marks[0][0] - begin, peak,
+                      {kind: seconds / steps * 1e6 for kind, seconds in cpu.items()}, idle)
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows of cells in aligned columns; the first row is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        first, *others = [cell.ljust(width) if i == 0 else cell.rjust(width)
+                          for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        print("  ".join([first, *others]).rstrip(), flush=True)
+
+
+def rates(cfg: Config, env_steps_per_sec: float) -> list[str]:
+    return [f"{env_steps_per_sec:,.0f}", f"{env_steps_per_sec * cfg.env_frameskip:,.0f}"]
+
+
+def run_components(cfg: Config, args: argparse.Namespace) -> None:
+    """Print the cost of each part and the bound."""
+    costs = measure_components(cfg, args.seconds)
+    simulation = measure_simulation(cfg, args.seconds)
+    device = choose_device(cfg.device)
+    print(f"{cfg.env} on {describe_machine(cfg)}\n")
+    print_table([
+        ["cost of one sample, alone, us", ""],
+        [f"simulation, one core ({cfg.envs_per_split} environments)", f"{costs.simulation:.1f}"],
+        [f"inference, {'one core' if device.type == 'cpu' else device} (one policy worker, half of the environments)",
+         f"{costs.inference:.1f}"],
+        [f"training pass, {'one core' if device.type == 'cpu' else device} ({cfg.batch_size} samples)",
+         f"{costs.training:.1f}"]])
+    print()
+    table = [["", "env_steps/s", "frames/s", "computed as"]]
+    for name, sampler_only in (("bound", False), ("bound without learning", True)):
+        bound, formula = costs.bound(cfg, sampler_only=sampler_only)
+        table.append([name, *rates(cfg, bound), formula])
+    table.append(["pure simulation", *rates(cfg, simulation), f"measured, {cfg.num_workers} processes"])
+    print_table(table)
+
+
+def run_throughput(cfg: Config, args: argparse.Namespace) -> None:
+    """Print what the real system does, as a share of the bound and of pure simulation."""
+    without_learning = args.sampler_only or args.random_actions
+    system = RandomSampler if args.random_actions else Sampler if args.sampler_only else APPO
+    costs, simulation = measure_components(cfg, args.seconds / 6), measure_simulation(cfg, args.seconds / 4)
+    bound, formula = costs.bound(cfg, sampler_only=without_learning)
+    what = "random actions" if args.random_actions else "sampling only" if args.sampler_only else "learning"
+    print(f"{cfg.env} on {describe_machine(cfg)}, {what}; {cfg.num_workers} rollout workers x "
+          f"{cfg.num_envs_per_worker} environments, batch {cfg.batch_size} x {cfg.num_batches_per_epoch}, "
+          f"{cfg.num_epochs} epoch(s)")
+    print(f"bound: {bound:,.0f} env_steps/s = {formula}; pure simulation in {cfg.num_workers} processes: "
+          f"{simulation:,.0f}\n")
+    table = [["", "env_steps/s", "frames/s", "of bound", "of simulation", "lag mean", "max", "start, s", "memory, GB"]]
+    cpu_table = []
+    for name, settings in modes(cfg) if args.modes else [("as configured", {})]:
+        runs = sorted(measure_throughput(args.settings | settings, args.seconds, system) for _ in range(args.repeats))
+        run = runs[len(runs) // 2]
+        of_bound = "-" if args.random_actions else f"{run.env_steps_per_sec / bound:.0%}"
+        lag = ["-", "-"] if without_learning else [f"{run.lag_mean:.1f}", f"{run.lag_max}"]
+        table.append([name, *rates(cfg, run.env_steps_per_sec), of_bound, f"{run.env_steps_per_sec / simulation:.0%}",
+                      *lag, f"{run.start_sec:.1f}", f"{run.peak_memory_bytes / 1e9:.2f}"])
+        cpu_table.append([name, *(f"{us:.1f}" for us in run.cpu_us.values()), f"{sum(run.cpu_us.values()):.1f}",
+                          f"{run.idle:.0%}"])
+    print_table(table)
+    print()
+    print_table([["CPU time of one sample, us", *run.cpu_us, "together", "cores idle"], *cpu_table])
+
+
+def modes(cfg: Config) -> list[tuple[str, dict[str, Any]]]:
+    """List the four ways to run: synchronous datasets hold one trajectory of each environment."""
+    num_envs = cfg.num_envs_per_worker + cfg.num_envs_per_worker % 2
+    samples = cfg.num_workers * num_envs * cfg.rollout
+    batch = cfg.batch_size if samples % cfg.batch_size == 0 else samples
+    rows = []
+    for is_async in (False, True):
+        for splits in (1, 2):
+            settings = {"async_rl": is_async, "worker_num_splits": splits,
+                        "num_envs_per_worker": num_envs, "num_workers": cfg.num_workers}
+            if not is_async:
+                settings |= {"batch_size": batch, "num_batches_per_epoch": samples // batch}
+            name = f"{'asynchronous' if is_async else 'synchronous'}, {'double-buffered' if splits == 2 else '1 split'}"
+            rows.append((name, settings))
+    return rows
+
+
+def run_scaling(cfg: Config, args: argparse.Namespace) -> None:
+    """Print and draw the throughput over the sizes of the system, each changed alone."""
+    cores, splits = cpu_cores(), cfg.worker_num_splits
+    sweeps = {
+        "num_workers": sorted({1, 2, max(cores // 2, 1), cores, 2 * cores}),
+        "num_envs_per_worker": [math.ceil(n / splits) * splits for n in (2, 4, 8, 16, 32, 64)],
+        "worker_num_splits": [n for n in (1, 2, 4) if cfg.num_envs_per_worker % n == 0],
+        "policy_workers_per_policy": [1, 2],
+    }
+    print(f"{cfg.env} on {describe_machine(cfg)}, {cfg.num_workers} rollout workers x "
+          f"{cfg.num_envs_per_worker} environments in {splits} split(s) unless said\n")
+    base = args.settings | {"num_workers": cfg.num_workers, "num_envs_per_worker": cfg.num_envs_per_worker}
+    results: dict[str, list[tuple[int, Throughput]]] = {}
+    table = [["", "env_steps/s", "frames/s", "lag mean", "memory, GB", "start, s"]]
+    for name, values in sweeps.items():
+        results[name] = []
+        for value in dict.fromkeys(values):
+            run = measure_throughput(base | {name: value}, args.seconds)
+            results[name].append((value, run))
+            print(f"{name}={value}: {run.env_steps_per_sec:,.0f} env_steps/s", flush=True)  # lest it be lost
+            table.append([f"{name}={value}", *rates(cfg, run.env_steps_per_sec), f"{run.lag_mean:.1f}",
+                          f"{run.peak_memory_bytes / 1e9:.2f}", f"{run.start_sec:.1f}"])
+    print()
+    print_table(table)
+    draw_scaling(results, args.output, f"{cfg.env}, {describe_machine(cfg)}")
+
+
+def draw_scaling(results: dict[str, list[tuple[int, Throughput]]], output: Path, title: str) -> None:
+    """Draw the throughput over each size."""
+    import matplotlib as mpl  # noqa: PLC0415  slow to import
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, panels = plt.subplots(1, len(results), figsize=(3.4 * len(results), 3.2), sharey=True, layout="constrained")
+    for panel, (name, runs) in zip(panels, results.items(), strict=True):
+        panel.plot(range(len(runs)), [run.env_steps_per_sec for _, run in runs], "o-")
+        panel.set_xticks(range(len(runs)), [str(value) for value, _ in runs])
+        panel.set_xlabel(name)
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("env_steps/s")
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(output, dpi=110)
+    print(f"\n{output}")
+
+
+def run_compare(cfg: Config, args: argparse.Namespace) -> None:
+    """Print our throughput beside that of other programs, measured in turns."""
+    if not args.other:
+        raise UserError("compare needs --other NAME COMMAND PATTERN")
+    commands = {name: (command, pattern) for name, command, pattern in args.other}
+    measured: dict[str, list[float]] = {name: [] for name in ("this system", *commands)}
+    print(f"{cfg.env} on {describe_machine(cfg)}, {args.seconds:.0f} s each, in turns", flush=True)
+    for _ in range(args.repeats):
+        for name, runs in measured.items():
+            if name in commands:
+                figure = run_other(name, *commands[name], args.seconds)
+            else:
+                figure = measure_throughput(args.settings, args.seconds).env_steps_per_sec * cfg.env_frameskip
+            print(f"{name}: {figure:,.0f} frames/s", flush=True)  # nothing is lost if a later one fails
+            runs.append(figure)
+    print()
+    ours = statistics.median(measured["this system"])
+    table = [["", "frames/s, median", "all runs", "ours / this"]]
+    for name, runs in measured.items():
+        table.append([name, f"{statistics.median(runs):,.0f}", " ".join(f"{run:,.0f}" for run in runs),
+                      f"{ours / statistics.median(runs):.2f}"])
+    print_table(table)
+
+
+def run_other(name: str, command: str, pattern: str, seconds: float) -> float:
+    """Run another program until it has printed its speed for some seconds; return the last figure it printed.
+
+    The clock starts with its first figure above 0. It may end by itself; else it is interrupted, and then killed.
+    """
+    figure, first = None, None
+    process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace", start_new_session=True)
+    hopeless = threading.Timer(PATIENCE_SEC + seconds, end_group, (process,))  # ends the output below
+    hopeless.start()
+    try:
+        for line in process.stdout:
+            for match in re.finditer(pattern, line):
+                with contextlib.suppress(ValueError):
+                    figure = float(match.group(1).replace(",", "")) or figure  # 0: it has not begun, or has ended
+                    first = first or (figure and time.monotonic())
+            if first is not None and time.monotonic() > first + seconds:
+                break
+    finally:
+        hopeless.cancel()
+        end_group(process)
+        process.stdout.close()
+    if figure is None:
+        raise UserError(f"--other {name}: the command printed nothing above 0 that matches '{pattern}'; run it alone")
+    return figure
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """Interrupt a process with all its children; give them time to clean up, then kill those that are left."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        deadline = time.monotonic() + 10
+        with contextlib.suppress(ProcessLookupError):  # none is left
+            os.killpg(process.pid, number)
+            while time.monotonic() < deadline:
+                process.poll()  # else it would stay as a zombie
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
+
+
+def describe_machine(cfg: Config) -> str:
+    """Name the processor, its cores and the GPU."""
+    cpu, device = "unknown CPU", choose_device(cfg.device)
+    with contextlib.suppress(OSError):
+        cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()).group(1)
+    gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    return f"{cpu_cores()} cores of {cpu}{gpu}"
+
+
+COMMANDS = {"components": run_components, "throughput": run_throughput, "scaling": run_scaling, "compare": run_compare}
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Parse the command line; `settings` holds the flags of train.py that were given."""
+    description, _, epilog = __doc__.partition("\n\n")
+    parser = make_parser(description, f"{epilog}\n{describe_profiles()}")
+    own = parser.add_argument_group("benchmark")
+    own.add_argument("command", choices=COMMANDS, help="see below")
+    own.add_argument("--seconds", type=float, default=20.0, help="measure each for so long, after a warm-up [20]")
+    own.add_argument("--repeats", type=int, default=1, help="throughput, compare: take the median of so many runs [1]")
+    own.add_argument("--modes", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
+                     help="throughput: synchronous and asynchronous, one split and two [False]")
+    own.add_argument("--sampler_only", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
+                     help="throughput: sample with the policy's network, learn nothing [False]")
+    own.add_argument("--random_actions", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
+                     help="throughput: no networks at all [False]")
+    own.add_argument("--other", nargs="+", action="append", default=[], metavar="WORD",
+                     help="compare: NAME COMMAND PATTERN, a regular expression whose group matches the frames/s that "
+                     "the command prints; may be repeated")
+    own.add_argument("--output", type=Path, default=Path("scaling.png"), help="scaling: picture file [scaling.png]")
+    names = {action.dest for action in own._group_actions}
+    given = vars(parser.parse(argv))
+    args = argparse.Namespace(**{name: given.pop(name) for name in names})
+    args.settings = given
+    for name in ("seconds", "repeats"):
+        if not getattr(args, name) > 0:
+            raise UserError(f"--{name}={getattr(args, name)} must be greater than 0")
+    for words in args.other:
+        if len(words) != 3:
+            raise UserError(f"--other {' '.join(words)}: give NAME COMMAND PATTERN")
+    return args
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit status."""
+    try:
+        args = parse(argv)
+        COMMANDS[args.command](configure({"env": "", **args.settings, "restart_behavior": "overwrite"}), args)
+    except UserError as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmark.py: ended", file=sys.stderr)
+        return 1
+    except ComponentError as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return 1
+    return 0

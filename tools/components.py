@@ -1,0 +1,194 @@
+"""What one sample costs in each part of the system, alone, and the bound that follows. Used by `tools/benchmark.py`."""
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from config import Config, algorithm_class, cpu_cores
+from distributions import ActionDistribution
+from envs.families import make_vector_env, probe
+from envs.flat_spaces import num_action_parameters
+from learner import Learner
+from policy_worker import PolicyWorker
+from rollout_worker import RolloutWorker
+from runtime.children import start_server
+from runtime.crew import keep_freed_memory
+from runtime.machine import choose_device
+from runtime.user_error import UserError
+from shared_buffers import RESUME, SLOTS, SPLIT, SharedBuffers
+
+PREPARED_ACTIONS = 64  # batches of random actions, drawn before the clock runs
+
+
+class Costs(NamedTuple):
+    """What one sample costs each part, alone, in us. Training: of one pass."""
+
+    simulation: float
+    inference: float
+    training: float
+
+    def bound(self, cfg: Config, *, sampler_only: bool = False) -> tuple[float, str]:
+        """Return the most env_steps/s that this machine allows, and how that was computed."""
+        cores, passes = cpu_cores(), cfg.num_epochs
+        if choose_device(cfg.device).type == "cpu":
+            work = self.simulation + self.inference + (0 if sampler_only else passes * self.training)
+            formula = f"{self.inference:.1f}" + ("" if sampler_only else f" + {passes} x {self.training:.1f}")
+            return cores / work * 1e6, f"{cores} cores / ({self.simulation:.1f} + {formula}) us"
+        # each kind of process by itself: what they take from each other on the GPU is not counted
+        workers, learners = cfg.policy_workers_per_policy * cfg.num_policies, cfg.num_policies
+        limits = {f"{cores} cores / {self.simulation:.1f} us": cores / self.simulation,
+                  f"{workers} policy worker(s) / {self.inference:.1f} us": workers / self.inference}
+        if not sampler_only:
+            limits[f"{learners} learner(s) / ({passes} x {self.training:.1f}) us"] = learners / (passes * self.training)
+        return min(limits.values()) * 1e6, "the least of " + ", ".join(limits)
+
+
+def time_of(function: Callable[[], Any], seconds: float) -> float:
+    """Return the seconds that one call takes: the median of five series, after a warm-up."""
+    function()
+    series = []
+    for _ in range(5):
+        calls, begin = 0, time.perf_counter()
+        while time.perf_counter() < begin + seconds / 5 or not calls:
+            function()
+            calls += 1
+        series.append((time.perf_counter() - begin) / calls)
+    return statistics.median(series)
+
+
+def random_steps(cfg: Config) -> tuple[Callable[[], Any], int]:
+    """Make one split's environments; return a function that steps them at random, and how many there are."""
+    env = make_vector_env(cfg, cfg.envs_per_split)
+    env.reset(0)
+    prepared = []
+    for kind in env.kinds:
+        parameters = torch.zeros(PREPARED_ACTIONS, len(kind.index), num_action_parameters(kind.action_space))
+        prepared.append(ActionDistribution(kind.action_space, parameters).sample().numpy())
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        env.step([actions[count % PREPARED_ACTIONS] for actions in prepared])
+
+    return step, env.num_envs
+
+
+def measure_components(cfg: Config, seconds: float) -> Costs:
+    """Measure each part alone, on one core (or on the GPU), with data from the real environments."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    torch.manual_seed(cfg.seed)
+    step, num_envs = random_steps(cfg)
+    simulation = time_of(step, seconds) / num_envs
+
+    device = choose_device(cfg.device)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        alone = dataclasses.replace(cfg, train_dir=folder, serial_mode=True, async_rl=True, learner_threads=1,
+                                    num_policies=1, with_pbt=False, self_play_past_fraction=0.0, policy_mapping="",
+                                    num_workers=max(2, min(cfg.num_workers, 4)))
+        alone.run_dir.mkdir(parents=True)
+        info = probe(alone)
+        if len(info.kinds) > 1:
+            raise UserError(f"{cfg.env} has agents with different spaces; components are measured only where all have "
+                            "the same")
+        model = algorithm_class(alone.algo)(alone).make_model(*info.kinds[0])
+        buffers = SharedBuffers(alone, info, [0], [model], [device], None)
+        workers = [RolloutWorker(alone, buffers, worker, lambda report: None) for worker in range(alone.num_workers)]
+        server = PolicyWorker(alone, buffers, 0, device)
+        learner = Learner(alone, buffers, 0, device, None, lambda report: None)
+        fill_slots(buffers, workers, server)
+        # one batch: while one half of the environments is stepped, the policy workers share the other's requests
+        requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
+        servers = cfg.policy_workers_per_policy * cfg.num_policies
+        count = max(1, round(len(requests) * cfg.num_workers / alone.num_workers / servers))
+        requests = list(itertools.islice(itertools.cycle(requests), count))
+        agents = alone.envs_per_split * len(info.agents)
+        buffers.awaited_policy.fill_(0)
+        buffers.agent_t.fill_(0)
+        buffers.agent_slot.copy_(torch.arange(buffers.agent_slot.numel()).view_as(buffers.agent_slot))
+        inference = time_of(lambda: serve(buffers, server, requests), seconds) / (len(requests) * agents)
+        training = time_of(lambda: train(buffers, learner), seconds) / (
+            alone.trajectories_per_dataset * alone.rollout * alone.num_epochs)
+    return Costs(simulation * 1e6, inference * 1e6, training * 1e6)
+
+
+def fill_slots(buffers: SharedBuffers, workers: list[RolloutWorker], server: PolicyWorker) -> None:
+    """Let the real workers fill every trajectory once."""
+    for worker in workers:
+        worker.handle(RESUME, 0)
+    while not server.requests.empty():
+        server.turn()
+        for worker in workers:
+            worker.turn()
+
+
+def serve(buffers: SharedBuffers, server: PolicyWorker, requests: list[tuple[int, int]]) -> None:
+    """Serve requests and throw the answers away."""
+    server.serve(requests)
+    empty_inboxes(buffers)
+
+
+def train(buffers: SharedBuffers, learner: Learner) -> None:
+    """Train on one dataset, made of the first worker's trajectories over and over."""
+    missing = learner.cfg.trajectories_per_dataset
+    while missing:
+        slots = range(min(buffers.slots_per_worker, missing))
+        learner.feed.insert(SLOTS, *slots)
+        missing -= len(slots)
+    empty_inboxes(buffers)
+
+
+def empty_inboxes(buffers: SharedBuffers) -> None:
+    """Throw away what was sent to the rollout workers."""
+    for inbox in buffers.worker_inboxes:
+        while not inbox.empty():
+            inbox.get()
+
+
+@contextlib.contextmanager
+def running(processes: list[Any]) -> Iterator[None]:
+    """Start processes; end them in any case, since children ignore the signals that stop the program."""
+    try:
+        for process in processes:
+            process.start()
+        yield
+    finally:
+        for process in processes:
+            if process.pid is not None:  # it was started
+                process.kill()
+                process.join()
+
+
+def measure_simulation(cfg: Config, seconds: float) -> float:
+    """Return the env_steps/s of `num_workers` processes that do nothing but step environments."""
+    context = start_server()
+    ready, counts, go = context.Semaphore(0), context.SimpleQueue(), context.Event()
+    processes = [context.Process(target=simulate, args=(cfg, seconds, ready, go, counts), daemon=True)
+                 for _ in range(cfg.num_workers)]
+    with running(processes):
+        for _ in processes:
+            ready.acquire()
+        go.set()
+        return sum(counts.get() for _ in processes)
+
+
+def simulate(cfg: Config, seconds: float, ready: Any, go: Any, counts: Any) -> None:
+    """Step environments for a while; send the env_steps/s."""
+    step, num_envs = random_steps(cfg)
+    step()
+    ready.release()
+    go.wait()
+    calls, begin = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < seconds:
+        step()
+        calls += 1
+    counts.put(calls * num_envs / elapsed)

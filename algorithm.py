@@ -1,7 +1,7 @@
 """What an algorithm is: everything else is shared. `appo.py` is the first to read.
 
 An algorithm is one class in one file, chosen by `--algo`. Its settings and its defaults for each family are data. Its
-methods are called in other processes, and change nothing:
+methods change nothing:
 
     act          by policy workers, evaluation, tournaments and `evaluate.py`: observations -> actions, and what else a
                  trajectory keeps of them (`columns`)
@@ -21,7 +21,7 @@ The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA a
     data-parallel APPO   learners that share one policy, and a `Reducer` that adds over them; normalizers, commands and
                  checkpoints agreed through it
     Ape-X        `make_model`: a dueling Q-network; `act`: epsilon-greedy, by the agent's rank, a further argument;
-                 `make_feed`: replay; `Loss.priorities` handed to the feed; a target network, saved with the rest
+                 `make_feed`: replay; new priorities in `Loss`, handed to the feed; a target network, saved too
     PQL          two learners, one for each part of the model, each with a replay; a slot is free after both
 
 Read next: `supervisor.py`.
@@ -49,7 +49,6 @@ class Loss(NamedTuple):
 
     total: Tensor  # scalar; the gradient is that of this
     statistics: Data  # {name: scalar}, for the records; "kl" is what --lr_schedule=kl_adaptive follows
-    priorities: Tensor | None = None  # [T, B], for a feed that has priorities
 
 
 class Algorithm:
@@ -125,5 +124,3 @@ class Algorithm:
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
         """Compute the loss of a minibatch; arguments as of `targets`, whose results are part of the data."""
         raise NotImplementedError
-
-

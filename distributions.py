@@ -1,8 +1,8 @@
 """Action distributions: one for each kind of choice, and `ActionDistribution`, which joins them for any action space.
 
 Each is made from parameters [..., D] that the network gives, works on actions [..., columns] float32 as laid out in
-`flat_spaces.py`, and has the same five methods. Log-probabilities, entropies and divergences are sums over the columns:
-given the observation the parts of an action are independent.
+`envs/flat_spaces.py`, and has the same five methods. Log-probabilities, entropies and divergences are sums over the
+columns: given the observation the parts of an action are independent.
 
 A choice that an action mask forbids has the logit `FORBIDDEN`: its probability is 0 exactly, and it adds nothing to any
 sum. Read next: `learner.py`.

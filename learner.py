@@ -63,7 +63,7 @@ class Learner:
         self.state = TrainingState(cfg, buffers, policy, self.model, report, resume_from)
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy))
         self.feed = self.algorithm.make_feed(buffers, policy, pinned=device.type == "cuda",
-                                        deliver=self.train if cfg.serial_mode else None)
+                                             deliver=self.train if cfg.serial_mode else None)
         self.take_over_settings()
 
     def take_over_settings(self) -> None:
@@ -114,15 +114,15 @@ class Learner:
         fresh = (lag <= cfg.max_policy_lag) & (data["policy_version"] >= self.weights.first_version)
         data["valid"] = data["valid"] & fresh
         data["rewards"] = (data["rewards"] * cfg.reward_scale).clamp(-cfg.reward_clip, cfg.reward_clip)
-        self.algorithm.env_steps = int(self.buffers.env_steps.sum())
-        with torch.no_grad():
-            data |= self.algorithm.prepare(self.model, data, self.evaluate)
         num_valid = int(data["valid"].sum())
         state.decisions_trained += num_valid
         if not self.reducer.any(num_valid > 0):  # all of it was acted by weights that were replaced since
             self.feed.allow_next()
             self.feed.release(batch)
             return
+        self.algorithm.env_steps = int(self.buffers.env_steps.sum())
+        with torch.no_grad():
+            data |= self.algorithm.prepare(self.model, data, self.evaluate)
         steps = [indices for _ in range(cfg.num_epochs) for indices in self.minibatches()]
         stats = []
         for step, indices in enumerate(steps, 1):

@@ -234,8 +234,8 @@ class RecurrentCore(nn.Module):
 class ActorCritic(nn.Module):
     """Policy and value for one observation space and one action space, with a shared encoder and core.
 
-    `obs_space` maps the names of leaves to spaces (`flat_spaces.py`). A model of your own is best a subclass: it takes
-    the same arguments, and everything that is public here is used by the other components.
+    `obs_space` maps the names of leaves to spaces (`envs/flat_spaces.py`). A model of your own is best a subclass: it
+    takes the same arguments, and everything that is public here is used by the other components.
     """
 
     def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:

@@ -15,8 +15,8 @@ The rules are Sample Factory's (arXiv 2006.11751, section 3.5), after population
 
 With --lr_schedule=kl_adaptive a mutated learning rate only resets the current rate of the schedule.
 
-Settings and reward shaping are flat dicts, {name: number}. Used by `rollout_worker.py` (who plays) and `population.py`
-(which applies the rest).
+Settings and reward shaping are flat dicts, {name: number}. Used by `rollout_worker.py` (who plays) and
+`runtime/population.py` (which applies the rest).
 """
 
 import math

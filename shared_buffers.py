@@ -25,7 +25,7 @@ Free slots are a message in their owner's inbox like any other: the worker never
 another, and no split can starve a split of another worker. The slots of agents that step together travel together.
 Commands travel apart from trajectories, and the learner obeys them between two datasets.
 
-The weights lie in `weights.py`. Read next: `weights.py`.
+The weights lie beside them. Read next: `weights.py`.
 """
 
 import copy
@@ -199,7 +199,7 @@ class SharedBuffers:
             context: a multiprocessing context, or None when everything runs in one process.
         """
         self.info = info
-        self.start = 0  # how often the run was started before (`seeding.py`); the supervisor sets it
+        self.start = 0  # how often the run was started before (`runtime/seeding.py`); the supervisor sets it
         agents_per_split = cfg.envs_per_split * len(info.agents)
         self.slots_per_worker = cfg.num_envs_per_worker * len(info.agents)  # of each policy: all agents may play it
         self.num_slots = cfg.num_workers * self.slots_per_worker  # of each policy

@@ -81,7 +81,7 @@ class Supervisor:
         """
         own = {"algo": self.algo} if self.algo else {}
         given = {name: reference(value) if callable(value) else value
-                      for name, value in ({"env": env} | own | settings).items()}
+                 for name, value in ({"env": env} | own | settings).items()}
         cfg = self.cfg = configure(given)
         context = None if cfg.serial_mode else start_server()  # first, since it takes seconds
         self.crew = Processes(context) if context else OneProcess()

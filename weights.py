@@ -25,8 +25,8 @@ BEGUN, FINISHED, TAKEN, FIRST_VERSION = range(-4, 0)  # the numbers behind the v
 class SharedWeights:
     """All parameters and buffers of a model, their version, and snapshots of earlier ones.
 
-    The order of the operations is what makes this safe: each call of PyTorch releases the interpreter's lock and takes
-    it again, so that memory is written and read in the order of the calls.
+    What makes this safe is the order of the operations: x86 processors show stores in the order in which they were
+    made. Others may not; none was tried.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, num_snapshots: int) -> None:

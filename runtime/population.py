@@ -8,7 +8,7 @@ what it has read with its weights: a resumed run takes both from one file, so th
     policy_NN_cfg.json               the settings of a policy, to be read by people
     policy_NN_reward_shaping.json    its reward shaping, if the environment offers one
     population.jsonl                 one JSON object for each policy at each of its updates
-    population.png                   the same as a picture (`plot.py`), when the run ends
+    population.png                   the same as a picture (`tools/plot.py`), when the run ends
 
 
 """
@@ -39,8 +39,8 @@ class Population:
     def __init__(self, cfg: Config, buffers: SharedBuffers, saved: list[dict[str, Any]]) -> None:
         """Begin with what the checkpoints of a resumed run hold of each policy, or else with one mutation.
 
-        saved: `Learner.place_in_population` of each policy; empty: it is new. The first policy is never mutated. Raises
-        `UserError` when the environment's shaping has other keys now.
+        saved: `TrainingState.place_in_population` of each policy; empty: it is new. The first policy is never mutated.
+        Raises `UserError` when the environment's shaping has other keys now.
         """
         self.cfg, self.buffers = cfg, buffers
         self.default_settings = tunable(cfg)

@@ -1,6 +1,6 @@
 """Where every random number comes from: one seed for each generator, derived from --seed and what it is for.
 
-A run may be started more than once: each start has a number (`appo.count_start`), so that a resumed run plays new
+A run may be started more than once: each start has a number (`run_folder.count_start`), so that a resumed run plays new
 episodes instead of those it began with. Seeds come from NumPy's SeedSequence, which mixes all parts of a key: runs with
 neighboring seeds, and processes of one run, have nothing in common. Used by everything that draws.
 """

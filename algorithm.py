@@ -1,4 +1,4 @@
-"""What an algorithm is: everything else is shared. `appo.py` is the first to read.
+"""The interface of an algorithm; everything else is shared. `appo.py` is the first to read.
 
 An algorithm is one class in one file, chosen by `--algo`. Its settings and its defaults for each family are data. Its
 methods change nothing:
@@ -16,12 +16,13 @@ Every average in a loss is a `MaskedMean`, so that several learners of one polic
 The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA and REINFORCE are little more than
 `targets` and `loss`. What the others would add, on paper; none of it is built:
 
-    IMPALA       nothing: `targets` puts rho into the advantages, `loss` has no ratio
+    IMPALA       only its own `targets`, with rho in the advantages, and `loss`, without a ratio
     A3C          learners that share one policy, and a `Reducer` whose `step` changes shared weights without a lock
     data-parallel APPO   learners that share one policy, and a `Reducer` that adds over them; normalizers, commands and
                  checkpoints agreed through it
     Ape-X        `make_model`: a dueling Q-network; `act`: epsilon-greedy, by the agent's rank, a further argument;
-                 `make_feed`: replay; new priorities in `Loss`, handed to the feed; a target network, saved too
+                 `make_feed`: replay; new priorities in `Loss`, handed to the feed with the rows they belong to; a
+                 target network, moved after SGD steps and saved too; no limit on the policy lag
     PQL          two learners, one for each part of the model, each with a replay; a slot is free after both
 
 Read next: `supervisor.py`.
@@ -52,14 +53,17 @@ class Loss(NamedTuple):
 
 
 class Algorithm:
-    """One algorithm with its settings. Made by each process that acts or learns."""
+    """One algorithm with its settings. Made by each process that acts or learns.
+
+    Population-based training replaces `cfg` between two datasets: read it when it is used.
+    """
 
     Settings: type[Config] = Config
     profiles: Mapping[str, Mapping[str, Any]] = {}  # what differs from the defaults of Settings, for each family
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        self.env_steps = 0  # sampled so far, resumes together; the learner sets it before each dataset, 0 where it acts
+        self.env_steps = 0  # sampled so far, resumes included; the learner sets it before each dataset, 0 where it acts
 
     # ---- acting --------------------------------------------------------------------------------------------------
 
@@ -86,7 +90,8 @@ class Algorithm:
             deterministic: take the most likely actions; for evaluations.
 
         Returns:
-            The actions and the `columns`, {name: [B, ...]}, and the next hidden states.
+            The actions, [B, columns] float32 as a distribution gives them, and the `columns`, {name: [B, ...]}; the
+            next hidden states.
         """
         parameters, values, rnn_states = model(model.normalize(obs), rnn_states, new_episode[:, None])
         distribution = model.distribution(parameters)

@@ -50,7 +50,7 @@ class Settings(Config):
     exploration_loss_coeff: float = option(0.003, "appo", "weight of the exploration loss", bounds=NOT_NEGATIVE,
                                            tune=(1e-8, 1.0))
     exploration_loss_decay_env_steps: int = option(0, "appo", "the weight falls linearly to 0 over so many env_steps, "
-                                                   "resumes together; 0: it stays", bounds=NOT_NEGATIVE)
+                                                   "resumes included; 0: it stays", bounds=NOT_NEGATIVE)
     kl_loss_coeff: float = option(0.0, "appo", "weight of KL(acting policy || new policy) in the loss",
                                   bounds=NOT_NEGATIVE)
 

@@ -2,13 +2,12 @@
 
 `Config` is a frozen dataclass: nobody fills a setting in while a run goes on; only population-based training replaces
 the configuration of a learner. A value comes from, in rising order: the default below, the profiles of the family of
-the environment and of the algorithm for it, the saved configuration of the run that is being resumed, and the command
-line. An algorithm adds settings of its own (`appo.Settings`). Names are Sample Factory's wherever it has a flag for the
-same thing. Read next: `shared_buffers.py`.
+the environment and of the algorithm for it (in a resumed run: its saved configuration), and the command line. An
+algorithm adds settings of its own (`appo.Settings`). Names are Sample Factory's wherever it has a flag for the same
+thing. Read next: `shared_buffers.py`.
 """
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.by_name import find_function
-from runtime.files import write_atomically
+from runtime.files import save_settings
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
 
 class Bounds(NamedTuple):
-    """Which numbers a setting may have, and how that is said."""
+    """Which numbers a setting may have, in code and in words."""
 
     allows: Callable[[float], bool]
     words: str
@@ -36,6 +35,7 @@ NOT_NEGATIVE = Bounds(lambda x: x >= 0, "not be negative")
 FRACTION = Bounds(lambda x: 0 <= x <= 1, "lie between 0 and 1")
 BELOW_ONE = Bounds(lambda x: 0 <= x < 1, "lie between 0 and 1, 1 excluded")
 FACTOR = Bounds(lambda x: 1 < x < math.inf, "be a factor above 1")
+FINITE = Bounds(math.isfinite, "be finite")
 
 
 def option(default: Any, group: str, help_text: str, choices: Sequence[str] | None = None, *,
@@ -63,7 +63,7 @@ def max_workers(num_policies: int) -> int:
 
 def cpu_cores() -> int:
     """Count the cores that this process may use (a container is often given fewer than the machine has)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Config:
         "resume", "run", "if the run's folder exists: resume it; restart (rename it to ..._old and begin anew); "
         "overwrite (delete it and begin anew)", ("resume", "restart", "overwrite"))
     train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step()), "
-                                      "all environments and resumes together", bounds=POSITIVE)
-    train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes together",
+                                      "of all environments, resumes included", bounds=POSITIVE)
+    train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes included",
                                       bounds=POSITIVE)
     seed: int = option(0, "run", "seed of environments, networks and sampling", bounds=NOT_NEGATIVE)
     device: str = option("auto", "run", "where networks run: auto (a GPU where there is one), cpu, cuda, cuda:1, ...")
@@ -102,11 +102,12 @@ class Config:
                                     "default; 2: double-buffered sampling, one group is stepped while the other's "
                                     "actions are computed", bounds=POSITIVE)
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes", bounds=POSITIVE)
-    set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to one core, in turns (Linux)")
+    set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to a core, the next one "
+                                            "to the next core")
     decorrelate_experience_max_seconds: float = option(
         0.0, "sampler", "before training play at random for at most so many seconds, so that environments are at "
         "different moments of their episodes; 0: off; not with Atari and CartPole", bounds=NOT_NEGATIVE)
-    decorrelate_envs_on_one_worker: bool = option(True, "sampler", "then also those of one worker among themselves")
+    decorrelate_envs_on_one_worker: bool = option(True, "sampler", "spread the environments of one worker too")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory", bounds=POSITIVE)
     env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)", bounds=POSITIVE)
     env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)", bounds=POSITIVE)
@@ -143,7 +144,7 @@ class Config:
     normalize_input: bool = option(True, "learner", "normalize observations by their running mean and deviation")
     normalize_input_keys: tuple[str, ...] = option(
         (), "learner", "names of the observations to normalize; none: all images and vectors")
-    obs_subtract_mean: float = option(0.0, "learner", "subtract this from images and vectors first")
+    obs_subtract_mean: float = option(0.0, "learner", "subtract this from images and vectors first", bounds=FINITE)
     obs_scale: float = option(0.0, "learner", "then divide images and vectors by this; 0: by 255 for uint8 images, "
                               "by 1 for everything else", bounds=NOT_NEGATIVE)
     normalize_returns: bool = option(True, "learner", "learn values in units of the running deviation of the returns")
@@ -229,7 +230,6 @@ class Config:
     # ---- derived values --------------------------------------------------------------------------------------
     @property
     def run_dir(self) -> Path:
-        """Return the folder of this run."""
         return run_dir_of(self.train_dir, self.experiment, self.env)
 
     @property
@@ -256,8 +256,7 @@ class Config:
 
     def save(self, path: Path) -> None:
         """Write all settings as JSON, infinity as "inf"."""
-        settings = {name: "inf" if value == math.inf else value for name, value in dataclasses.asdict(self).items()}
-        write_atomically(path, json.dumps(settings, indent=2) + "\n")
+        save_settings(path, dataclasses.asdict(self))
 
 
 def tunable(cfg: Config) -> dict[str, float]:
@@ -287,19 +286,20 @@ def _check_value(field: dataclasses.Field, value: Any) -> None:
 def _validate(c: Config) -> None:
     """Refuse impossible values and combinations, naming the nearest that work."""
     _validate_model(c)
+    for name in ("encoder", "core", "model", "policy_mapping"):
+        if getattr(c, name) and getattr(c, name).count(":") != 1:
+            raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:my_{name}")
     if c.seed > MAX_SEED:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
     if c.experiment in (".", "..") or "/" in c.experiment:
         raise UserError(f"--experiment={c.experiment} is no plain name; choose the folder with --train_dir")
     if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:
         raise UserError(f"--lr_adaptive_min={c.lr_adaptive_min} is above --lr_adaptive_max={c.lr_adaptive_max}")
-    if c.num_envs_per_worker < c.worker_num_splits:
-        raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} is fewer environments than "
-                        f"--worker_num_splits={c.worker_num_splits}; use {c.worker_num_splits}")
     if c.num_envs_per_worker % c.worker_num_splits:
         lower = c.num_envs_per_worker - c.num_envs_per_worker % c.worker_num_splits
+        fits = f"{lower} or {lower + c.worker_num_splits}" if lower else f"{c.worker_num_splits}"
         raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} cannot be divided into "
-                        f"--worker_num_splits={c.worker_num_splits}; use {lower} or {lower + c.worker_num_splits}")
+                        f"--worker_num_splits={c.worker_num_splits}; use {fits}")
     if c.batch_size % c.rollout:
         lower = c.batch_size - c.batch_size % c.rollout
         fits = f"{lower} or {lower + c.rollout}" if lower else f"{c.rollout}"
@@ -323,9 +323,6 @@ def _validate_population(c: Config) -> None:
     if not c.async_rl and (c.num_policies > 1 or c.self_play_past_fraction):
         raise UserError("--async_rl=False, where a dataset holds one trajectory of every agent, needs --num_policies=1 "
                         "and --self_play_past_fraction=0")
-    if c.policy_mapping and c.policy_mapping.count(":") != 1:
-        raise UserError(f"--policy_mapping={c.policy_mapping} must be module:function, for example "
-                        "my_file:choose_policies")
 
 
 def _validate_model(c: Config) -> None:
@@ -339,13 +336,8 @@ def _validate_model(c: Config) -> None:
         raise UserError("--normalize_input_keys needs --normalize_input=True")
     if c.rollout % c.bptt_steps:
         raise UserError(f"--recurrence={c.recurrence} does not divide --rollout={c.rollout}; use {c.rollout}")
-    if not math.isfinite(c.obs_subtract_mean):
-        raise UserError(f"--obs_subtract_mean={c.obs_subtract_mean} must be finite")
     if (c.res_w == 0) != (c.res_h == 0):
         raise UserError("--res_w and --res_h belong together; give both")
-    for name in ("encoder", "core", "model"):
-        if getattr(c, name) and ":" not in getattr(c, name):
-            raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:make_{name}")
     if c.model and (c.encoder or c.core):
         raise UserError("--model replaces the encoder and the core; give either it or --encoder and --core")
     if c.core and c.use_rnn:
@@ -371,6 +363,10 @@ def algorithm_class(name: str) -> Any:
     found = find_function("algo", ALGORITHMS.get(name, name))
     if not hasattr(found, "Settings"):
         raise UserError(f"--algo={name} is no subclass of algorithm.Algorithm")
+    for field in dataclasses.fields(found.Settings):
+        if "group" not in field.metadata or isinstance(field.type, str):
+            raise UserError(f"--algo={name}: write its setting as {field.name}: type = option(...), without 'from "
+                            "__future__ import annotations'")
     return found
 
 

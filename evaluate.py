@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,18 +42,17 @@ def make_arguments() -> OneLineParser:
                         "for comparison [best, else latest; after self-play and in a tournament latest]")
     parser.add_argument("--policy", type=int, default=-1, metavar="NUMBER",
                         help="which policy of a population plays [the one with the best score]")
-    parser.add_argument("--tournament", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
+    switch = {"type": parse_bool, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
+    parser.add_argument("--tournament", **switch,
                         help="let all policies of the run play each other, --episodes games each two [False]")
     parser.add_argument("--against", nargs="+", default=[], metavar="FILE",
                         help="other entries of the tournament: checkpoints of this run, or random")
     parser.add_argument("--episodes", type=int, default=20, help="episodes to play [20]")
     parser.add_argument("--seed", type=int, default=1_000_000,
                         help="seed of the environments and of sampling, another than that of training [1000000]")
-    parser.add_argument("--deterministic", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
-                        help="take the most likely action instead of sampling [False]")
+    parser.add_argument("--deterministic", help="take the most likely action instead of sampling [False]", **switch)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... [auto]")
-    parser.add_argument("--render", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
-                        help="show the game in a window, one environment [False]")
+    parser.add_argument("--render", help="show the game in a window, one environment [False]", **switch)
     parser.add_argument("--record_video", type=Path, metavar="FILE", help="record one environment's true picture as "
                         "FILE.mp4 or FILE.gif, and a contact sheet as FILE.png")
     return parser
@@ -89,28 +89,29 @@ def find_policy(cfg: Config, which: str, policy: int) -> Path:
 
 
 def best_policy(cfg: Config, which: str) -> int:
-    """Choose the policy with the best score, that of best.pt if this is to be played, or else the latest.
-
-    The score is the mean true objective, where there is one, or else return.
-    """
+    """Choose the policy with the best score: of best.pt if that plays, else the mean true objective or return."""
     summary = read_summary(cfg.run_dir)
-    for name in (*(("best_score",) if which == "best" else ()), "true_objective", "mean_return"):
+    names = ["best_score", "true_objective", "mean_return"]
+    for name in names if which == "best" else names[1:]:
         scores = [-np.inf if score is None else score for score in summary.get(name, [])]
         if len(scores) == cfg.num_policies and max(scores) > -np.inf:
             return int(np.argmax(scores))
     return 0
 
 
-def load_model(cfg: Config, path: Path, env: VectorEnv, kind: int, policy: int) -> tuple[torch.nn.Module, str]:
-    """Make the model of a checkpoint for the agents of a kind; say its age and score in words."""
+def load_entry(cfg: Config, args: argparse.Namespace, path: Path, env: VectorEnv, kind: int = 0,
+               policy: int = 0) -> tournament.MakePlayer:
+    """Load a checkpoint for the agents of a kind; return what makes players of it. Print its age and score."""
     device = choose_device(cfg.device, policy)
     obs_space, action_space = env.kinds[kind].obs_space, env.kinds[kind].action_space
-    model = algorithm_class(cfg.algo)(cfg).make_model(obs_space, action_space)
+    algorithm = algorithm_class(cfg.algo)(cfg)
+    model = algorithm.make_model(obs_space, action_space)
     state = checkpoint.load_checkpoint(path)
     checkpoint.load_weights(model, state, path, cfg.algo)
     score = f", score {state['score']:.2f}" if "score" in state else ""
+    print(f"playing {path} ({state['env_steps']:,} env_steps{score})")
     model = model.to(device).body_to(body_dtype(cfg, device, obs_space)).eval()
-    return model, f"{state['env_steps']:,} env_steps{score}"
+    return partial(Player, algorithm, model, deterministic=args.deterministic)
 
 
 def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[Player | RandomPlayer]:
@@ -125,10 +126,7 @@ def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[
         plays = policy if kinds[policy] == number else kinds.index(number)
         is_file = args.checkpoint not in ("best", "latest")  # of the policy asked for
         path = find_policy(cfg, "best" if is_file and plays != policy else args.checkpoint, plays)
-        model, age = load_model(cfg, path, env, number, plays)
-        print(f"playing {path} ({age})")
-        players.append(Player(algorithm_class(cfg.algo)(cfg), model, env, kind.index,
-                              deterministic=args.deterministic))
+        players.append(load_entry(cfg, args, path, env, number, plays)(env, kind.index))
     return players
 
 
@@ -139,12 +137,12 @@ def run_tournament(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> Non
     names, entries = [], []
     for policy in range(cfg.num_policies):
         names.append(f"policy_{policy:02}")
-        entries.append(entry_of(cfg, find_policy(cfg, args.checkpoint, policy), env, args))
+        entries.append(load_entry(cfg, args, find_policy(cfg, args.checkpoint, policy), env))
     for name in args.against:
         if name == "random":
             entries.append(RandomPlayer)
         elif Path(name).is_file():
-            entries.append(entry_of(cfg, Path(name), env, args))
+            entries.append(load_entry(cfg, args, Path(name), env))
         else:
             raise UserError(f"--against: {name} is neither random nor a file")
         names.append(name.removeprefix(f"{cfg.run_dir}/checkpoints/").removesuffix(".pt"))
@@ -153,13 +151,6 @@ def run_tournament(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> Non
                         f"{cfg.run_dir}/checkpoints/policy_00/snapshot_*.pt")
     print(f"{len(entries)} entries, {args.episodes} games each two")
     print(tournament.describe(names, tournament.play_all(env, entries, args.episodes, cfg.seed)))
-
-
-def entry_of(cfg: Config, path: Path, env: VectorEnv, args: argparse.Namespace) -> tournament.MakePlayer:
-    """Return the function that makes players of a checkpoint."""
-    model, _ = load_model(cfg, path, env, 0, 0)
-    algorithm = algorithm_class(cfg.algo)(cfg)
-    return lambda env, agents: Player(algorithm, model, env, agents, deterministic=args.deterministic)
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -179,9 +170,8 @@ def evaluate(args: argparse.Namespace) -> None:
     cfg = load_run(args)
     no_return_is_best = args.tournament or cfg.self_play_past_fraction > 0
     args.checkpoint = args.checkpoint or ("latest" if no_return_is_best else "best")
-    watched = args.render or args.record_video is not None
     render_mode = "human" if args.render else "rgb_array" if args.record_video else None
-    num_envs = 1 if watched else min(args.episodes, MAX_ENVS)
+    num_envs = 1 if render_mode else min(args.episodes, MAX_ENVS)
     torch.set_num_threads(1)  # several would wait for each other in each small operator
     torch.manual_seed(derive_seed(cfg.seed, EVALUATION, part=1))
     if args.record_video and "DISPLAY" not in os.environ:

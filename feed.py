@@ -5,9 +5,8 @@ so that the next one is filled while the last SGD step of this one runs. It is n
 in their slots, the rollout workers wait for slots, and so memory and policy lag stay bounded when the learner is the
 slowest part.
 
-A feed for replay (none is built) would have the same methods: `start`, `insert`, which copies into its own storage,
-`next`, which draws a batch whenever the ratio of samples trained to samples inserted allows one, `allow_next` and
-`release`. Used by `learner.py`. Read next: `reducer.py`.
+Another feed, for replay for example, has the same methods: `start`, `insert`, `next`, `allow_next` and `release`. Used
+by `learner.py`. Read next: `reducer.py`.
 """
 
 import itertools
@@ -37,9 +36,9 @@ class Batch:
 
 
 class Fifo:
-    """Every trajectory once. The batcher, a thread, copies them from their slots, which are free again at once.
+    """Hands out every trajectory once. The batcher, a thread, copies it from its slot, which is free again at once.
 
-    In synchronous mode a slot stays taken until it was trained on, so that nothing is sampled meanwhile.
+    In synchronous mode a slot is free only after training on it, so that nothing is sampled meanwhile.
     """
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, *, pinned: bool,
@@ -49,7 +48,7 @@ class Fifo:
         self.first_slot = buffers.policies[policy].first_slot
         self.trajectories = buffers.trajectories_of(policy)
         specs = buffers.specs[buffers.policies[policy].kind]
-        # the first is owned by the batcher; the other one lies in `spare` while it waits or is trained on
+        # the batcher fills one; the other is trained on, or waits in `spare` for `allow_next`
         self.filling, self.spare = (Batch(specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
         self.next_batch: queue.Queue[Batch] = queue.Queue()  # from training to the batcher
         self.datasets: queue.Queue[Batch | BaseException] = queue.Queue()  # from the batcher to training
@@ -87,7 +86,7 @@ class Fifo:
         self.filling.slots += slots
 
     def next(self, timeout_sec: float) -> Batch | None:
-        """Wait for a dataset, but not for longer."""
+        """Return the next dataset; None: there is none within so many seconds."""
         try:
             dataset = self.datasets.get(timeout=timeout_sec)
         except queue.Empty:

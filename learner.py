@@ -116,7 +116,7 @@ class Learner:
         data["rewards"] = (data["rewards"] * cfg.reward_scale).clamp(-cfg.reward_clip, cfg.reward_clip)
         num_valid = int(data["valid"].sum())
         state.decisions_trained += num_valid
-        if not self.reducer.any(num_valid > 0):  # all of it was acted by weights that were replaced since
+        if not self.reducer.any(num_valid > 0):  # all rows are too old, or acted by weights that were replaced since
             self.feed.allow_next()
             self.feed.release(batch)
             return

@@ -38,7 +38,7 @@ class MaskedMean:
 
 
 def normalize_advantages(advantages: Tensor, targets: Tensor, mean: MaskedMean) -> Tensor:
-    """Shift and scale advantages to mean 0 and deviation 1, but blow no noise up.
+    """Shift and scale advantages to mean 0 and deviation 1, without amplifying noise.
 
     A deviation below 1 % of the root mean square of targets and advantages counts as that. Once a task is solved, all
     advantages are errors of the value estimates: scaled to 1 they would let the policy walk at random until it fails

@@ -71,7 +71,6 @@ NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": FastELU, "relu": nn.ReLU, "
 
 def mlp(sizes: Iterable[int], nonlinearity: type[nn.Module]) -> nn.Sequential:
     """Make linear layers of the given sizes, the input's first, each followed by the nonlinearity."""
-    sizes = list(sizes)
     layers = [[nn.Linear(n_in, n_out), nonlinearity()] for n_in, n_out in itertools.pairwise(sizes)]
     return nn.Sequential(*(module for layer in layers for module in layer))
 
@@ -256,7 +255,13 @@ class ActorCritic(nn.Module):
         self.value_head = nn.Linear(self.core.out_size, 1)
         initialize(self.value_head, cfg.policy_init_gain)
         initialize(self.policy_head, 0.01)  # an almost uniform first policy
-        self._set_parameter_kinds(cfg)
+        is_log_std, is_logit = parameter_kinds(action_space)
+        with torch.no_grad():
+            self.policy_head.bias[is_log_std] = math.log(cfg.initial_stddev)
+        # parameters that do not depend on the observation: their bias is what is learned
+        self.has_constants = bool(is_log_std.any()) and not cfg.adaptive_stddev
+        self.register_buffer("constant", is_log_std, persistent=False)
+        self.register_buffer("maskable", is_logit.nonzero()[:, 0], persistent=False)
 
     def make_body(self, cfg: Config, obs_space: dict[str, spaces.Box]) -> None:
         """Make `encoder` and `core`, the parts between the normalizers and the heads."""
@@ -267,15 +272,6 @@ class ActorCritic(nn.Module):
                      RecurrentCore if cfg.use_rnn else FeedForwardCore)
         self.core = make_core(cfg, self.encoder.out_size)
         require(self.core, "core", "out_size", "state_size")
-
-    def _set_parameter_kinds(self, cfg: Config) -> None:
-        is_log_std, is_logit = parameter_kinds(self.action_space)
-        with torch.no_grad():
-            self.policy_head.bias[is_log_std] = math.log(cfg.initial_stddev)
-        # parameters that do not depend on the observation: their bias is what is learned
-        self.has_constants = bool(is_log_std.any()) and not cfg.adaptive_stddev
-        self.register_buffer("constant", is_log_std, persistent=False)
-        self.register_buffer("maskable", is_logit.nonzero()[:, 0], persistent=False)
 
     def normalize(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Normalize raw observations [B, ...] into the arithmetic of the encoder; an action mask stays as it is."""

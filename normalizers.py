@@ -58,7 +58,6 @@ class FixedNormalizer(nn.Module):
         return (obs.float() - self.shift).div_(self.unit).to(dtype)
 
 
-@torch.no_grad()
 def merge_moments(running: nn.Module, mean: Tensor, var: Tensor, count: int) -> None:
     """Merge the mean, variance and number of new values into a normalizer's running ones (Chan et al., 1979).
 
@@ -121,7 +120,7 @@ class RunningNormalizer(FixedNormalizer):
 
     def rows_at_once(self, obs: Tensor) -> int:
         """Count the rows of [B, ...] that are worked on together; on a GPU all."""
-        return max(1, self.CHUNK // max(1, self.mean.numel())) if obs.device.type == "cpu" else len(obs)
+        return max(1, self.CHUNK // self.mean.numel()) if obs.device.type == "cpu" else len(obs)
 
     @torch.no_grad()
     def update(self, obs: Tensor) -> None:

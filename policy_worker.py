@@ -34,11 +34,11 @@ class PolicyWorker:
         self.dtype = body_dtype(cfg, device, self.obs_space)
         self.models: dict[int, tuple[nn.Module, int]] = {}  # the newest weights (CURRENT), snapshots; their versions
         self.fetch(CURRENT)
-        # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
         self.awaited_policy, self.agent_snapshot, self.agent_slot, self.agent_t, self.agent_version = (
             tensor.numpy() for tensor in (buffers.awaited_policy, buffers.agent_snapshot, buffers.agent_slot,
                                           buffers.agent_t, buffers.agent_version))  # [splits, M]
         self.may_be_replaced = cfg.with_pbt and self.models[CURRENT][0].state_size > 0
+        # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
         self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories_of(policy).items()}
 
     def run(self) -> None:

@@ -6,7 +6,7 @@ split is ready. All data is written in place into the agents' trajectory slots; 
 `shared_buffers.py`.
 
 When an episode begins, each agent draws the policy that it plays. A trajectory belongs to one policy: if another one is
-drawn, the agent leaves its slot unfinished behind, and the next agent that draws the slot's policy goes on filling it.
+drawn, the agent leaves its unfinished slot behind, and the next agent that draws the slot's policy goes on filling it.
 
 A row of a trajectory is one decision: obs[t], the action, and all that happened until the agent acts again. Agents that
 are dead, gone or not on turn have no rows. After an episode's last observation one invalid row follows, to value that
@@ -155,8 +155,7 @@ class RolloutWorker:
     def turn(self) -> None:
         """Do all there is to do (serial mode)."""
         while not self.inbox.empty():
-            if not self.inbox.serve(self.handle):
-                self.close()
+            self.inbox.serve(self.handle)
 
     def handle(self, kind: int, *indices: int) -> None:
         """Act on one message of the inbox, then ask for all actions that can be asked for."""
@@ -323,7 +322,7 @@ class RolloutWorker:
     def cut_short_ones(self, split: Split, short: np.ndarray) -> None:
         """End the unfinished trajectories of some agents ([M] bool) after the last row whose value is known.
 
-        V(obs[t]) is not known yet, so that row is dropped.
+        The row of obs[t] is dropped: its value when acting, which GAE needs, is not known yet.
         """
         pending = short & split.open & ~split.acting
         split.t[pending] += 1  # the hidden state after the action
@@ -346,7 +345,7 @@ class RolloutWorker:
             rows["truncated"][slot, t - 1] |= ~rows["terminated"][slot, t - 1]
 
     def take_slots(self, split: Split) -> bool:
-        """Give a slot to every agent of a split that has none, or to none of them if there are too few; tell which.
+        """Give a slot to each agent of a split that has none, all of them or none; tell whether there were enough.
 
         (If two splits took what there is, both would wait, where one could go on.)
         """

@@ -70,7 +70,8 @@ def trajectory_specs(
 ) -> dict[str, Spec]:
     """List the tensors of a trajectory. Rows align as obs[t] -> actions[t] -> rewards[t] -> obs[t+1]."""
     T = cfg.rollout
-    return {
+    columns = algorithm_class(cfg.algo)(cfg).columns(action_space)
+    specs = {
         # written by the rollout worker
         **{f"obs/{name}": Spec((T + 1, *space.shape), obs_dtype(space)) for name, space in obs_space.items()},
         "rewards": Spec((T,), torch.float32),
@@ -82,9 +83,10 @@ def trajectory_specs(
         "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the hidden state before obs[t] is seen
         "actions": Spec((T, num_columns(action_space)), torch.float32),
         "policy_version": Spec((T,), torch.int64),
-        **{name: Spec((T, *spec.shape), spec.dtype)
-           for name, spec in algorithm_class(cfg.algo)(cfg).columns(action_space).items()},
     }
+    if taken := specs.keys() & columns.keys():
+        raise UserError(f"--algo={cfg.algo}: every trajectory has {min(taken)} already; give the column another name")
+    return specs | {name: Spec((T, *spec.shape), spec.dtype) for name, spec in columns.items()}
 
 
 def obs_dtype(space: spaces.Space) -> torch.dtype:
@@ -210,7 +212,6 @@ class SharedBuffers:
         self.num_bytes = sum(map(num_bytes, self.specs, counts))
         if context is not None:
             check_shared_memory(self.num_bytes)
-        print(f"{sum(counts)} trajectories of {cfg.rollout} steps take {self.num_bytes / 1e6:.1f} MB", flush=True)
         # The slots of all policies of a kind lie in one tensor, so that a rollout worker writes them together; slots
         # are numbered through all kinds.
         self.storage = [allocate(specs, count, shared=context is not None)

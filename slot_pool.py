@@ -43,7 +43,7 @@ class SlotPool:
     def take_out(self, needed: np.ndarray) -> list[tuple[int, int, int]]:
         """Take unfinished slots out, (policy, slot, t), which the caller must cut and hand in.
 
-        Only when too few slots are free or away for the agents that need empty ones, so that no worker waits for ever.
+        It takes them only when too few slots are free or away for the agents that need empty ones: none waits for ever.
         needed: the policy of each such agent.
         """
         taken = []

@@ -212,8 +212,10 @@ class Supervisor:
                     self.records.log(timeline.write_run(self.cfg.run_dir, self.crew.spans, begin, self.trained_until))
         finally:
             self._kill()
-            self.records.close(self.env_steps)
-            os.close(self.run_dir_lock)
+            try:
+                self.records.close(self.env_steps)
+            finally:
+                os.close(self.run_dir_lock)
 
     def __enter__(self) -> "Supervisor":
         return self

@@ -55,15 +55,12 @@ def main(argv: list[str]) -> int:
         with Supervisor(**{"env": "", **given}) as system:
             stop.training = True
             system.train(should_stop=stop)
-    except UserError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"train.py: ended {'without saving' if stop.training else 'before the training began'}", file=sys.stderr)
         return 1 if stop.training else 0
-    except ComponentError as error:
+    except (UserError, ComponentError) as error:
         print(f"train.py: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     return 0
 
 

@@ -5,8 +5,8 @@ learner fills the older copy and then counts one publication more, which makes i
 newest one and looks at the count again: only if the learner has begun to write into that copy meanwhile, it reads once
 more. So whoever dies or freezes, at whatever moment, holds nothing that another waits for.
 
-Beside them lie the frozen snapshots for self-play. Used by `learner.py` (writes), `policy_worker.py` and
-`runtime/evaluator.py` (read). Read next: `rollout_worker.py`.
+Beside them lie the frozen snapshots for self-play. Used by `runtime/training_state.py` (writes),
+`policy_worker.py` and `runtime/evaluator.py` (read). Read next: `rollout_worker.py`.
 """
 
 import copy
@@ -108,7 +108,7 @@ class SharedWeights:
     def refresh(self, model: nn.Module, snapshot: int = CURRENT) -> int:
         """Copy the newest weights, or a snapshot, into a model (of any dtype); return their version.
 
-        In the place of a snapshot that is just being replaced, they are the newest weights.
+        Where the snapshot is just being replaced, the newest weights are taken instead.
         """
         state = model.state_dict()
 
@@ -129,7 +129,7 @@ class SharedWeights:
 
     @torch.no_grad()
     def _read(self, copy_row: Callable[[Tensor], Any], snapshot: int) -> int:
-        """Copy a row until it was whole meanwhile."""
+        """Copy a row; do it again if it was overwritten meanwhile."""
         while True:
             number = int(self._numbers[FINISHED])
             row = number % NEWEST_ROWS if snapshot == CURRENT else NEWEST_ROWS + snapshot

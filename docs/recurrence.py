@@ -5,9 +5,8 @@ product of all steps at once. packed: `torch.nn.utils.rnn.PackedSequence`, one s
 the same outputs; the times are medians of forward and backward.
 """
 
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from config import make_config
 from model import RecurrentCore
+from tools.components import time_of
+
+SECONDS = 1.0  # of each measurement
 
 
 def loop(core: RecurrentCore, features: Tensor, state: Tensor, new_episode: Tensor) -> Tensor:
@@ -53,14 +55,9 @@ def pieces(core: RecurrentCore, features: Tensor, state: Tensor, new_episode: Te
     return core(features, state, new_episode)[0]
 
 
-def milliseconds(way: Callable, *args: object) -> float:
-    """Return the median time of forward and backward."""
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
-        way(*args).sum().backward()
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times)
+def pass_through(way: Callable[..., Tensor], *args: object) -> None:
+    """Run one pass forward and backward."""
+    way(*args).sum().backward()
 
 
 def main() -> None:
@@ -75,8 +72,8 @@ def main() -> None:
             args = (core, torch.randn(batch, length, units), torch.randn(batch, units), new_episode)
             for way in (loop, packed):
                 torch.testing.assert_close(way(*args), pieces(*args), rtol=0, atol=1e-5)
-            times = "".join(f"{milliseconds(way, *args):9.1f}" for way in (pieces, loop, packed))
-            print(f"{batch:4} x {length:2} {units:9} {share:12.0%} {times}")
+            times = [time_of(partial(pass_through, way, *args), SECONDS) for way in (pieces, loop, packed)]
+            print(f"{batch:4} x {length:2} {units:9} {share:12.0%} " + "".join(f"{1000 * sec:9.1f}" for sec in times))
 
 
 if __name__ == "__main__":

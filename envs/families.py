@@ -18,6 +18,7 @@ import os
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -68,15 +69,11 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
 }
 
-# module that registers the environments whose id begins so, and the package to install
-REGISTERED_BY = {
-    "Vizdoom": ("vizdoom.gymnasium_wrapper", "vizdoom"),
-    "MiniGrid": ("minigrid", "minigrid"),
-    "BabyAI": ("minigrid", "minigrid"),
-}
+# the module that registers the environments whose id begins so
+REGISTERED_BY = {"Vizdoom": "vizdoom.gymnasium_wrapper", "MiniGrid": "minigrid", "BabyAI": "minigrid"}
 
-# the package that brings a missing module or namespace
-PACKAGES = {"ale_py": "ale-py", "ALE": "ale-py", "mujoco": "'gymnasium[mujoco]'", "Box2D": "'gymnasium[box2d]'",
+# the package that brings a missing module
+PACKAGES = {"ale_py": "ale-py", "mujoco": "'gymnasium[mujoco]'", "Box2D": "'gymnasium[box2d]'",
             "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo"}
 
 LARGE_OBSERVATIONS = ("atari", "vizdoom")
@@ -98,10 +95,14 @@ def find_spec(env_id: str) -> EnvSpec:
         raise UserError("--env is missing, for example --env PongNoFrameskip-v4")
     if env_id.startswith(PREFIX):
         return EnvSpec(id=env_id.removeprefix(PREFIX), entry_point=pettingzoo_maker(env_id))
-    has_atari = _register_atari()
-    for beginning, (module, package) in REGISTERED_BY.items():
+    atari = ""
+    try:
+        gym.register_envs(importlib.import_module("ale_py"))
+    except ImportError:
+        atari = "; Atari games need: pip install ale-py"
+    for beginning, module in REGISTERED_BY.items():
         if env_id.startswith(beginning):
-            _import(env_id, module, package)
+            _import(env_id, module)
     module, _, name = env_id.rpartition(":")
     functions: dict[str, Callable] = {}
     if ":" in env_id:
@@ -111,36 +112,22 @@ def find_spec(env_id: str) -> EnvSpec:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        namespace = name.split("/", maxsplit=1)[0]
-        if namespace in PACKAGES and not any(spec_id.startswith(f"{namespace}/") for spec_id in gym.registry):
-            raise UserError(f"--env={env_id}: pip install {PACKAGES[namespace]}") from error
         known = {spec_id.lower(): spec_id for spec_id in (*gym.registry, *functions)}
         close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(known[spec_id] for spec_id in close)}?" if close else ""
-        atari = "" if has_atari else "; Atari games need: pip install ale-py"
         raise UserError(f"--env={env_id} is unknown{hint}{atari}") from error
 
 
-def _import(env_id: str, module: str, package: str = "") -> Any:
+def _import(env_id: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         root = error.name.split(".")[0]
-        package = package or PACKAGES.get(root, "")
-        cure = f"pip install {package}" if package else f"install {root}, or set PYTHONPATH to the folder of its file"
+        cure = (f"pip install {PACKAGES[root]}" if root in PACKAGES else
+                f"install {root}, or set PYTHONPATH to the folder of its file")
         raise UserError(f"--env={env_id}: there is no module '{error.name}'; {cure}") from error
     except (ImportError, ValueError) as error:
         raise UserError(f"--env={env_id}: module '{module}' cannot be imported: {error}") from error
-
-
-def _register_atari() -> bool:
-    """Register the Atari games; False when their package is missing."""
-    try:
-        import ale_py  # noqa: PLC0415  optional package
-    except ImportError:
-        return False
-    gym.register_envs(ale_py)
-    return True
 
 
 def family(env_id: str) -> str:
@@ -181,35 +168,26 @@ def describe_profiles(algo: str = Config.algo) -> str:
 # ---- making them -------------------------------------------------------------------------------------------------
 
 
-class ResizeImages(gym.ObservationWrapper):
-    """Resizes HxWxC uint8 images, alone or in a Dict, to a given width and height."""
+def resize_images(env: gym.Env, width: int, height: int) -> gym.Env:
+    """Resize the HxWxC uint8 images of an environment, alone or in a Dict."""
+    import cv2  # noqa: PLC0415  slow to import
 
-    def __init__(self, env: gym.Env, width: int, height: int) -> None:
-        super().__init__(env)
-        import cv2  # noqa: PLC0415  slow to import
+    space = env.observation_space
+    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    resized = {name: spaces.Box(0, 255, (height, width, part.shape[2]), np.uint8) for name, part in parts.items()
+               if isinstance(part, spaces.Box) and part.dtype == np.uint8
+               and len(part.shape) == 3 and is_channels_last(part.shape)}
+    if not resized:
+        raise UserError(f"--res_w and --res_h need uint8 images of height x width x channels, not {space}; "
+                        "leave them at 0")
 
-        self._resize = lambda image: cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-        self._shape = (height, width)
-        space = env.observation_space
-        parts = space.spaces if isinstance(space, spaces.Dict) else {}
-        self._names = [name for name, part in parts.items() if _is_image(part)]
-        if self._names:
-            resized = {name: self._resized_space(space[name]) for name in self._names}
-            self.observation_space = spaces.Dict({**space.spaces, **resized})
-        elif _is_image(space):
-            self.observation_space = self._resized_space(space)
-        else:
-            raise UserError(f"--res_w and --res_h need uint8 images of height x width x channels, not {space}; "
-                            "leave them at 0")
+    def resize(image: np.ndarray) -> np.ndarray:
+        return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, -1)
 
-    def _resized_space(self, space: spaces.Box) -> spaces.Box:
-        return spaces.Box(0, 255, (*self._shape, space.shape[2]), np.uint8)
-
-    def observation(self, obs: Any) -> Any:
-        if not self._names:
-            return self._resize(obs).reshape(self.observation_space.shape)
-        return {**obs, **{name: self._resize(obs[name]).reshape(self.observation_space[name].shape)
-                          for name in self._names}}
+    if not isinstance(space, spaces.Dict):
+        return gym.wrappers.TransformObservation(env, resize, resized[""])
+    return gym.wrappers.TransformObservation(
+        env, lambda obs: {**obs, **{name: resize(obs[name]) for name in resized}}, spaces.Dict({**parts, **resized}))
 
 
 class OneSeed(gym.vector.VectorWrapper):
@@ -219,23 +197,11 @@ class OneSeed(gym.vector.VectorWrapper):
         return self.env.reset(seed=seed[0], options=options)
 
 
-def _is_image(space: spaces.Space) -> bool:
-    return (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
-            and is_channels_last(space.shape))
-
-
 def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Make `num_envs` environments of `cfg.env`; with a render mode, ones that can be looked at (slower).
 
     Raises `UserError` with the install command when a package is missing.
     """
-    env = _make_vector_env(cfg, num_envs, render_mode)
-    is_clipped = math.isfinite(cfg.reward_clip)
-    env.max_reward = float(np.finfo(np.float32).max) if is_clipped else LARGEST / cfg.reward_scale
-    return env
-
-
-def _make_vector_env(cfg: Config, num_envs: int, render_mode: str | None) -> VectorEnv:
     spec, kind = find_spec(cfg.env), family(cfg.env)
     if cfg.env_frameskip != 1 and kind not in ("atari", "vizdoom"):
         raise UserError("--env_frameskip is for Atari games and VizDoom; leave it at 1")
@@ -248,22 +214,30 @@ def _make_vector_env(cfg: Config, num_envs: int, render_mode: str | None) -> Vec
         if cfg.env.startswith(PREFIX) or makes_parallel_env(spec):
             if cfg.res_w:
                 raise UserError("--res_w and --res_h are not for environments of several agents; leave them at 0")
-            return ParallelVectorEnv(lambda: parallel_env(cfg, spec, render_mode), num_envs, cfg.env,
-                                     squash_actions=cfg.squash_actions)
-        if kind == "atari" and render_mode is None:
-            env = _atari_vector(cfg, spec, num_envs)
-        elif spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
-            env = OneSeed(gym.make_vec(spec, num_envs=num_envs))
+            env = ParallelVectorEnv(lambda: parallel_env(cfg, spec, render_mode), num_envs, cfg.env,
+                                    squash_actions=cfg.squash_actions)
         else:
-            make = {"atari": atari_env, "minigrid": minigrid_env, "mujoco": mujoco_env,
-                    "vizdoom": vizdoom_env}.get(kind, single_env)
-            env = SyncVectorEnv([lambda: Guard(make(cfg, spec, render_mode), cfg.env)] * num_envs)
+            env = GymVectorEnv(gym_vector_env(cfg, spec, kind, num_envs, render_mode), cfg.env,
+                               squash_actions=cfg.squash_actions)
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"--env={cfg.env}: {str(error).splitlines()[0]}") from error
     except ModuleNotFoundError as error:
         raise UserError(f"--env={cfg.env}: module {error.name} is missing; "
                         f"pip install {PACKAGES.get(error.name, error.name)}") from error
-    return GymVectorEnv(env, cfg.env, squash_actions=cfg.squash_actions)
+    env.max_reward = float(np.finfo(np.float32).max) if math.isfinite(cfg.reward_clip) else LARGEST / cfg.reward_scale
+    return env
+
+
+def gym_vector_env(cfg: Config, spec: EnvSpec, kind: str, num_envs: int, render_mode: str | None,
+                   ) -> gym.vector.VectorEnv:
+    """Make gymnasium environments of one agent: a batched implementation where there is one that will do."""
+    if kind == "atari" and render_mode is None:
+        return _atari_vector(cfg, spec, num_envs)
+    if spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
+        return OneSeed(gym.make_vec(spec, num_envs=num_envs))
+    make = {"atari": atari_env, "minigrid": minigrid_env, "mujoco": mujoco_env, "vizdoom": vizdoom_env}.get(
+        kind, single_env)
+    return SyncVectorEnv([lambda: Guard(make(cfg, spec, render_mode), cfg.env)] * num_envs)
 
 
 def call_maker(make: Callable, name: str, render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:
@@ -298,34 +272,28 @@ def parallel_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
 def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) -> gym.Env:
     """Make one environment, its images resized if so configured."""
     env = call_maker(functools.partial(gym.make, spec, disable_env_checker=True), cfg.env, render_mode, kwargs)
-    return ResizeImages(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
+    return resize_images(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
 
 
-class OneHotCells(gym.ObservationWrapper):
-    """Turns the codes of MiniGrid's cells (object, color, state) into planes of 0 and 255, one for each code.
+def minigrid_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
+    """Make one MiniGrid or BabyAI environment, each code of its cells (object, color, state) a plane of 0 and 255.
 
     A network can hardly tell a ball from a key when they are 6 and 5 of one number. (MiniGrid's own wrapper for this
     loops over the cells in Python.)
     """
+    from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX  # noqa: PLC0415  optional package
 
-    def __init__(self, env: gym.Env) -> None:
-        from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX  # noqa: PLC0415  optional package
+    env = single_env(cfg, spec, render_mode)
+    num_states = 4  # of a door, or the direction of an agent
+    planes = [255 * np.eye(n, dtype=np.uint8) for n in (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), num_states)]
+    parts = env.observation_space.spaces
+    image = spaces.Box(0, 255, (*parts["image"].shape[:2], sum(map(len, planes))), np.uint8)
 
-        super().__init__(env)
-        num_states = 4  # of a door, or the direction of an agent
-        self._planes = [255 * np.eye(n, dtype=np.uint8) for n in (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), num_states)]
-        space = env.observation_space
-        shape = (*space["image"].shape[:2], sum(len(planes) for planes in self._planes))
-        self.observation_space = spaces.Dict({**space.spaces, "image": spaces.Box(0, 255, shape, np.uint8)})
-
-    def observation(self, obs: dict[str, Any]) -> dict[str, Any]:
-        cells = [planes[obs["image"][..., i]] for i, planes in enumerate(self._planes)]
+    def expand(obs: dict[str, Any]) -> dict[str, Any]:
+        cells = [codes[obs["image"][..., i]] for i, codes in enumerate(planes)]
         return {**obs, "image": np.concatenate(cells, -1)}
 
-
-def minigrid_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
-    """Make one MiniGrid or BabyAI environment."""
-    return OneHotCells(single_env(cfg, spec, render_mode))
+    return gym.wrappers.TransformObservation(env, expand, spaces.Dict({**parts, "image": image}))
 
 
 def vizdoom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
@@ -336,8 +304,7 @@ def vizdoom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
     from vizdoom import ScreenResolution  # noqa: PLC0415  optional package
 
     kwargs: dict[str, Any] = {"doom_config_path": os.devnull}  # it would save its settings in the working folder
-    small = 0 < cfg.res_w <= 160 and cfg.res_h <= 120  # a third faster than the default 320x240
-    if small:
+    if 0 < cfg.res_w <= 160 and cfg.res_h <= 120:  # a third faster than the default 320x240
         kwargs["screen_resolution"] = ScreenResolution.RES_160X120
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):  # and leaves an empty folder there
         env = single_env(cfg, spec, render_mode, frame_skip=cfg.env_frameskip, **kwargs)

@@ -12,12 +12,12 @@ Actions are rows of float32: an index for each choice (exact up to 2^24), 0 or 1
 continuous dimension; parts of Dict and Tuple spaces lie side by side. An *action mask* travels as the observation leaf
 "action_mask", one bit for each option of all Discrete and MultiDiscrete parts in that order.
 
-Used by `families.py` (conversion), `model.py` and `distributions.py` (sizes), `shared_buffers.py` (storage).
+Used by `vector_env.py` (conversion), `model.py` and `distributions.py` (sizes), `shared_buffers.py` (storage).
 """
 
 import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from runtime.user_error import UserError
 
 ACTION_MASK = "action_mask"
 TEXT_BITS = 64
-MIN_IMAGE_AXES, MAX_IMAGE_AXES = 2, 3
 
 Observation = dict[str, np.ndarray]
 
@@ -38,21 +37,20 @@ Observation = dict[str, np.ndarray]
 
 def obs_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     """List the leaves of an observation space. Raises `UserError` naming the part that is not supported."""
-    return _leaves(space, _obs_leaf, "obs")
+    return {path or "obs": _obs_leaf(part, path or "obs") for path, part in _plain_parts(space).items()}
 
 
-def _leaves(space: spaces.Space, make_leaf: Callable[[spaces.Space, str], spaces.Space], name: str, prefix: str = "",
-            ) -> dict[str, spaces.Space]:
-    """Collect make_leaf(part, path) for all parts of a nested space, by path; a plain space has the path `name`."""
+def _plain_parts(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
+    """List the parts of a nested space that are no Dict and no Tuple, by their paths; a plain space has the path ''."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return {name: make_leaf(space, name)}
-    leaves: dict[str, spaces.Space] = {}
+        return {path: space}
+    plain: dict[str, spaces.Space] = {}
     for key, part in _parts(space):
-        new = _leaves(part, make_leaf, f"{prefix}{key}", f"{prefix}{key}/")
-        if twice := leaves.keys() & new.keys():
+        new = _plain_parts(part, f"{path}/{key}" if path else key)
+        if twice := plain.keys() & new.keys():
             raise UserError(f"two parts of a space have the path '{min(twice)}'; rename one of them")
-        leaves |= new
-    return leaves
+        plain |= new
+    return plain
 
 
 def _parts(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[str, spaces.Space]]:
@@ -69,11 +67,11 @@ def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
         return spaces.MultiDiscrete(space.nvec.ravel())
     if isinstance(space, spaces.MultiBinary):
         return spaces.MultiBinary(int(np.prod(space.shape)))
-    if isinstance(space, spaces.Box) and len(space.shape) <= MAX_IMAGE_AXES and 0 not in space.shape:
+    if isinstance(space, spaces.Box) and len(space.shape) <= 3 and 0 not in space.shape:
         is_uint8 = space.dtype == np.uint8
-        if len(space.shape) == MAX_IMAGE_AXES:
+        if len(space.shape) == 3:
             shape = space.shape
-        elif len(space.shape) == MIN_IMAGE_AXES and is_uint8:
+        elif len(space.shape) == 2 and is_uint8:
             shape = (1, *space.shape)
         else:
             shape, is_uint8 = (int(np.prod(space.shape)),), False
@@ -129,16 +127,14 @@ def hash_words(text: str) -> np.ndarray:
 
 def action_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     """List the parts of an action space. Raises `UserError` naming the part that is not supported."""
-    return _leaves(space, _action_leaf, "")
-
-
-def _action_leaf(space: spaces.Space, name: str) -> spaces.Space:
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) or (
-            isinstance(space, spaces.Box) and 0 not in space.shape):
-        return space
-    part = f"part '{name}' of the action space" if name else "the action space"
-    raise UserError(f"{part} is {space}; supported are Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple "
-                    "of these")
+    leaves = _plain_parts(space)
+    for path, leaf in leaves.items():
+        if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)) or (
+                0 in leaf.shape):
+            part = f"part '{path}' of the action space" if path else "the action space"
+            raise UserError(f"{part} is {leaf}; supported are Discrete, MultiDiscrete, MultiBinary, Box, and Dict and "
+                            "Tuple of these")
+    return leaves
 
 
 def num_options(space: spaces.Space) -> list[int]:
@@ -171,14 +167,11 @@ def unflatten_actions(space: spaces.Space, actions: np.ndarray, *, squash: bool 
     low and +1 its high; what lies beyond is clipped, or with `squash` everything is squashed into it with tanh.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts, begin = {}, 0
-        for key, part in _parts(space):
-            end = begin + num_columns(part)
-            parts[key] = unflatten_actions(part, actions[:, begin:end], squash=squash)
-            begin = end
-        if isinstance(space, spaces.Tuple):
-            return tuple(parts.values())
-        return dict(zip(space.spaces, parts.values(), strict=True))
+        parts = [part for _, part in _parts(space)]
+        ends = np.cumsum([num_columns(part) for part in parts])
+        values = [unflatten_actions(part, actions[:, end - num_columns(part) : end], squash=squash)
+                  for part, end in zip(parts, ends, strict=True)]
+        return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
     actions = actions.reshape(len(actions), *space.shape)
     if isinstance(space, spaces.Box):
         return _to_bounds(space, np.tanh(actions) if squash else actions)
@@ -208,25 +201,24 @@ def random_action(space: spaces.Space, mask: Any, rng: np.random.Generator | Non
     allowed.
     """
     allowed = np.ones(mask_size(space), bool) if mask is None else flatten_mask(mask)
-    row = np.zeros((1, num_columns(space)), np.float32)
-    column = option = 0
+    numbers: list[float] = [0.0] * num_columns(space) if rng is None else []
     for leaf in action_leaves(space).values() if rng is not None else ():
         for n in num_options(leaf):
-            choices = np.flatnonzero(allowed[option : option + n])
+            choices, allowed = np.flatnonzero(allowed[:n]), allowed[n:]
             if not len(choices):
                 raise ValueError("the action mask forbids every action")
-            row[0, column] = rng.choice(choices)
-            column, option = column + 1, option + n
-        if not num_options(leaf):
-            end = column + int(np.prod(leaf.shape))
-            row[0, column:end] = (rng.normal(size=end - column) if isinstance(leaf, spaces.Box) else
-                                  rng.integers(2, size=end - column))
-            column = end
-    return next(iter(iterate(batch_space(space, 1), unflatten_actions(space, row))))
+            numbers.append(rng.choice(choices))
+        if isinstance(leaf, spaces.Box):
+            numbers.extend(rng.normal(size=int(np.prod(leaf.shape))))
+        elif isinstance(leaf, spaces.MultiBinary):
+            numbers.extend(rng.integers(2, size=int(np.prod(leaf.shape))))
+    return next(iter(iterate(batch_space(space, 1), unflatten_actions(space, np.array([numbers], np.float32)))))
 
 
 def flatten_mask(mask: Any) -> np.ndarray:
-    """Join an action mask, an array or a (nested) tuple of arrays, into one row of bits."""
+    """Join an action mask, an array or a (nested) tuple of arrays, into one row of bits; a dict is refused."""
+    if isinstance(mask, dict):
+        raise UserError("the action mask is a dict; give one array, or a tuple of arrays in the order of the choices")
     if isinstance(mask, (tuple, list)):
         return np.concatenate([flatten_mask(part) for part in mask])
     return np.ravel(np.asarray(mask)).astype(bool)

@@ -15,9 +15,9 @@ Its rewards meanwhile belong to its last action. An action is then 0 and should 
 Turn-based games (PettingZoo's AEC API) are converted by PettingZoo itself.
 """
 
-import importlib
+import importlib.util
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,39 @@ def pettingzoo_maker(env_id: str) -> Callable[..., Any]:
     name = env_id.removeprefix(PREFIX)
     if name.strip(".") != name or not name:
         raise UserError(f"--env={env_id} names no module; name one as in {EXAMPLE}")
-    module = _import_module(env_id, name)
-    if hasattr(module, "parallel_env"):
-        return module.parallel_env
-    if hasattr(module, "env"):
-        return lambda **kwargs: convert_turns(module.env(**kwargs))
+    package = name.split(".", maxsplit=1)[0]
+    if not is_installed(package) and is_installed(f"pettingzoo.{package}"):
+        name = f"pettingzoo.{name}"
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = str(error.name)
+        cure = f"pip install {missing}, or check the name"
+        if "." in missing and f"{name}.".startswith(f"{missing}."):
+            cure = "check the name"
+        elif not is_installed("pettingzoo"):
+            cure = f"pip install pettingzoo, or pip install {missing}"
+        raise UserError(f"--env={env_id}: there is no module '{missing}'; {cure}") from error
+    except ImportError as error:
+        raise UserError(f"--env={env_id}: module '{name}' cannot be imported: {error}") from error
+    for function in ("parallel_env", "env"):
+        if hasattr(module, function):
+            return getattr(module, function)
     raise UserError(f"--env={env_id}: module '{name}' has neither parallel_env nor env; name one as in {EXAMPLE}")
+
+
+def is_installed(module: str) -> bool:
+    """Tell whether there is a module or package of this name; a mere folder is none."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # of the package it lies in
+        return False
+    return spec is not None and spec.origin is not None
+
+
+def is_parallel(env: Any) -> bool:
+    """Tell whether an object is an environment of several agents."""
+    return hasattr(env, "possible_agents")
 
 
 def convert_turns(env: Any) -> Any:
@@ -65,28 +92,6 @@ def convert_turns(env: Any) -> Any:
     from pettingzoo.utils.conversions import turn_based_aec_to_parallel  # noqa: PLC0415  optional package
 
     return turn_based_aec_to_parallel(env)
-
-
-def _import_module(env_id: str, name: str) -> ModuleType:
-    missing = []
-    for candidate in (name, f"pettingzoo.{name}"):
-        try:
-            return importlib.import_module(candidate)
-        except ModuleNotFoundError as error:
-            if not f"{candidate}.".startswith(f"{error.name}."):  # the game is there, but not something that it needs
-                raise UserError(f"--env={env_id}: there is no module '{error.name}'; pip install {error.name}"
-                                ) from error
-            missing.append(error.name)
-        except ImportError as error:
-            raise UserError(f"--env={env_id}: module '{candidate}' cannot be imported: {error}") from error
-    root = name.split(".", maxsplit=1)[0]
-    if missing[0] != root:
-        raise UserError(f"--env={env_id}: there is no module '{missing[0]}'; check the name")
-    if missing[1] == "pettingzoo":
-        raise UserError(f"--env={env_id}: there is no module '{root}'; pip install pettingzoo, or pip install {root}")
-    if missing[1] == f"pettingzoo.{root}":
-        raise UserError(f"--env={env_id}: there is no module '{root}'; pip install {root}, or check the name")
-    raise UserError(f"--env={env_id}: there is no module '{missing[1]}'; check the name")
 
 
 def acts(agent: Any, info: Mapping[str, Any], mask: Any, selected: Any) -> bool:
@@ -106,11 +111,6 @@ def agent_selection(env: Any) -> Any:
             return env.aec_env.agent_selection
         env = vars(env).get("env")  # that a wrapper holds
     return getattr(env, "agent_selection", None)
-
-
-def is_parallel(env: Any) -> bool:
-    """Tell whether an object is an environment of several agents."""
-    return hasattr(env, "possible_agents")
 
 
 class ParallelVectorEnv(VectorEnv):
@@ -135,7 +135,6 @@ class ParallelVectorEnv(VectorEnv):
         kinds = np.tile(self.kind_of_agent, num_envs)
         self.kinds = [AgentKind(name, *pair, np.flatnonzero(kinds == k), squash_actions=squash_actions)
                       for k, pair in enumerate(pairs)]
-        self._pairs = pairs
         self._batch_spaces = [batch_space(kind.action_space, len(kind.index)) for kind in self.kinds]
         self._place = np.zeros(len(kinds), np.int64)  # of each agent in its kind
         for kind in self.kinds:
@@ -145,15 +144,16 @@ class ParallelVectorEnv(VectorEnv):
         self._ended: list[set[Any]] = [set() for _ in self._envs]  # agents whose episodes are over
         self._active = np.zeros(len(kinds), bool)
         self._obs: list[dict[str, np.ndarray]] = []  # the last observation of every agent, by kind
+        self.frames_per_sec = (getattr(first, "metadata", None) or {}).get("render_fps") or VectorEnv.frames_per_sec
 
     def reset(self, seed: int | Sequence[int], ahead: Ahead | None = None) -> Step:
         self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
         fresh = [self._begin(i, ahead) for i in range(self.num_envs)]
-        for kind_number, kind in enumerate(self.kinds):
-            if not kind.has_mask and any(ACTION_MASK in (info or {}) for _, infos in fresh
-                                         for agent, info in infos.items() if agent in self._number
-                                         and self.kind_of_agent[self._number[agent]] == kind_number):
-                kind.expect_mask_in_info()
+        for agent, info in itertools.chain.from_iterable(infos.items() for _, infos in fresh):
+            if ACTION_MASK in (info or {}) and agent in self._number:
+                kind = self.kinds[self.kind_of_agent[self._number[agent]]]
+                if not kind.has_mask:
+                    kind.add_mask(in_info=True)
         self._obs = [{name: np.zeros((len(kind.index), *leaf.shape), leaf.dtype)
                       for name, leaf in kind.obs_space.items()} for kind in self.kinds]
         return self._gather([(obs, {}, {}, {}, infos) for obs, infos in fresh], np.ones(self.num_envs, bool))
@@ -219,27 +219,24 @@ class ParallelVectorEnv(VectorEnv):
         seen: list[list[tuple[int, Any, Any]]] = [[] for _ in self.kinds]  # (place in the kind, obs, mask)
         for i, (obs, reward, ended, cut, infos) in enumerate(results):
             first, live, selected = i * len(self.agents), self._find_live(i, obs), agent_selection(self._envs[i])
+            left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
+            vanished = not was_reset[i] and not getattr(self._envs[i], "agents", left)  # those left, with the episode
             for agent in live:
                 m = first + self._number[agent]
                 info = infos.get(agent) or {}
-                terminated[m], truncated[m] = ended.get(agent, False), cut.get(agent, False)
+                terminated[m] = ended.get(agent, False) or (vanished and agent in left)
+                truncated[m] = cut.get(agent, False)
                 with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
                     rewards[m], objectives[m] = reward.get(agent, 0.0), read_objective(info)
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
-                    mask = self._read_mask(self.kinds[kind_number], obs[agent], info)
+                    mask = self.kinds[kind_number].mask_source(obs[agent], info).get(ACTION_MASK)
                     active[m] = acts(agent, info, mask, selected) and not (terminated[m] or truncated[m])
                     seen[kind_number].append((self._place[m], obs[agent], mask if active[m] else None))
-            left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
-            if not was_reset[i] and not getattr(self._envs[i], "agents", left):  # some just vanished with the episode
-                for agent in left:
-                    terminated[first + self._number[agent]] = True
-                    active[first + self._number[agent]] = False
-                left = []
-            self._live[i] = left
-            self._ended[i].update(agent for agent in live if agent not in left)
-        for kind_number, kind in enumerate(self.kinds):
-            self._write(kind, self._pairs[kind_number][0], self._obs[kind_number], seen[kind_number])
+            self._live[i] = [] if vanished else left
+            self._ended[i].update(agent for agent in live if agent not in self._live[i])
+        for kind, leaves, shown in zip(self.kinds, self._obs, seen, strict=True):
+            self._write(kind, leaves, shown)
         self._active = active
         return self._checked(Step(self._obs, rewards, terminated, truncated, active, was_reset, objectives))
 
@@ -253,25 +250,16 @@ class ParallelVectorEnv(VectorEnv):
         present = {*self._live[i], *(getattr(self._envs[i], "agents", None) or obs)}
         return [agent for agent in self._number if agent in present and agent not in self._ended[i]]
 
-    def _read_mask(self, kind: AgentKind, obs: Any, info: dict[str, Any]) -> Any:
-        if kind.has_mask:
-            return info.get(ACTION_MASK) if kind.mask_in_info else obs[ACTION_MASK]
-        if ACTION_MASK in info:
-            raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
-                            "give it in both")
-        return None
-
     @staticmethod
-    def _write(kind: AgentKind, space: spaces.Space, leaves: dict[str, np.ndarray],
-               seen: list[tuple[int, Any, Any]]) -> None:
+    def _write(kind: AgentKind, leaves: dict[str, np.ndarray], seen: list[tuple[int, Any, Any]]) -> None:
         """Write the observations of some agents of a kind into the arrays of all of them."""
         if kind.has_mask:
             leaves[ACTION_MASK][:] = 1  # of those that are missing
         if not seen:
             return
         places = [place for place, _, _ in seen]
-        batch = concatenate(space, [obs for _, obs, _ in seen], create_empty_array(space, len(seen)))
-        flat = kind.flatten(batch)
+        observations = [obs for _, obs, _ in seen]
+        flat = kind.flatten(concatenate(kind.space, observations, create_empty_array(kind.space, len(seen))))
         if kind.has_mask:
             flat[ACTION_MASK] = kind.join_masks([mask for _, _, mask in seen])
         with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
@@ -286,10 +274,6 @@ class ParallelVectorEnv(VectorEnv):
 
     def render(self) -> np.ndarray:
         return np.asarray(self._envs[0].render())
-
-    @property
-    def frames_per_sec(self) -> float:
-        return getattr(self._envs[0], "metadata", {}).get("render_fps") or 30.0
 
     def close(self) -> None:
         for env in self._envs:

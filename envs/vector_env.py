@@ -100,33 +100,36 @@ class AgentKind:
     def __init__(self, name: str, space: spaces.Space, action_space: spaces.Space, index: np.ndarray,
                  *, squash_actions: bool) -> None:
         """Make the converter of the agents `index` [M of the kind] of an environment called `name`."""
-        self.name, self.index, self.action_space = name, index, action_space
-        self._space, self._squash = space, squash_actions
+        self.name, self.index, self.space, self.action_space = name, index, space, action_space
+        self._squash = squash_actions
         self._num_options = [n for leaf in action_leaves(action_space).values() for n in num_options(leaf)]
-        leaves = obs_leaves(space)
-        # the mask comes with the observation, or else with the info of the first reset
-        self.has_mask = leaves.pop(ACTION_MASK, None) is not None
-        if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in leaves):
+        self.obs_space = obs_leaves(space)
+        mask = self.obs_space.pop(ACTION_MASK, None)
+        if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in self.obs_space):
             raise UserError(f"{name}: observation '{ACTION_MASK}' is made of parts; give one array")
-        self.mask_in_info = False
-        self.obs_space = leaves
-        self._ranges = {name: limits for name, leaf in leaves.items() if (limits := storable_range(leaf)) is not None}
-        self._add_mask_space()
+        self._ranges = {name: limits for name, leaf in self.obs_space.items()
+                        if (limits := storable_range(leaf)) is not None}
+        self.has_mask = self.mask_in_info = False
+        if mask is not None:
+            self.add_mask(in_info=False)
 
-    def expect_mask_in_info(self) -> None:
-        """Read action masks from infos from now on. Adds a leaf to `obs_space`."""
-        self.has_mask = self.mask_in_info = True
-        self._add_mask_space()
+    def add_mask(self, *, in_info: bool) -> None:
+        """Take action masks into `obs_space`. They come with the observations, or else with the infos."""
+        if not self._num_options:
+            raise UserError(f"{self.name} gives action masks, but {self.action_space} has no choices to mask")
+        self.has_mask, self.mask_in_info = True, in_info
+        self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
 
-    def _add_mask_space(self) -> None:
-        if self.has_mask:
-            if not self._num_options:
-                raise UserError(f"{self.name} gives action masks, but {self.action_space} has no choices to mask")
-            self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
+    def mask_source(self, obs: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what action masks come with, the observation or the info. Raises `UserError` for late ones."""
+        if ACTION_MASK in info and not self.has_mask:
+            raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
+                            "give it in both")
+        return obs if self.has_mask and not self.mask_in_info else info
 
     def flatten(self, obs: Any) -> Observation:
         """Convert a batch of observations in the form of the environment."""
-        return flatten_obs(self._space, obs)
+        return flatten_obs(self.space, obs)
 
     def actions(self, rows: np.ndarray) -> Any:
         """Convert rows of numbers into a batch of actions in the form of the environment."""
@@ -137,12 +140,7 @@ class AgentKind:
         size = mask_size(self.action_space)
         masks = np.ones((len(given), size), bool)
         for i, mask in enumerate(given):
-            if mask is None:
-                continue
-            if isinstance(mask, dict):
-                raise UserError(f"{self.name}: the action mask is a dict; give one array, or a tuple of arrays in the "
-                                "order of the choices")
-            flat = flatten_mask(mask)
+            flat = masks[i] if mask is None else flatten_mask(mask)
             if len(flat) != size:
                 raise UserError(f"{self.name}: an action mask has {len(flat)} entries, {self.action_space} has {size} "
                                 "options")
@@ -198,6 +196,7 @@ class VectorEnv:
     name: str
     max_reward = LARGEST  # in absolute value
     plays_ahead = False  # `reset` can do so
+    frames_per_sec = 30.0  # how many simulator frames a person would see
     seeds: Sequence[int] = ()  # of the last reset, [N]
     num_steps = 0
 
@@ -215,8 +214,7 @@ class VectorEnv:
         raise NotImplementedError
 
     def default_shapings(self) -> list[Any]:
-        """Return the reward shaping that each environment offers to population-based training; empty: they have none.
-        """
+        """List the reward shapings that the environments offer to population-based training; empty: they have none."""
         return []
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
@@ -225,11 +223,6 @@ class VectorEnv:
     def render(self) -> np.ndarray:
         """Return the picture of the first environment, [H, W, 3] uint8."""
         raise NotImplementedError
-
-    @property
-    def frames_per_sec(self) -> float:
-        """Return how many simulator frames a person would see in a second."""
-        return 30.0
 
     def close(self) -> None:
         """Free what the environments hold."""
@@ -274,12 +267,12 @@ class GymVectorEnv(VectorEnv):
             raise UserError(f"the vector environment resets in mode {mode}; NEXT_STEP is needed")
         self._env, self.name = env, name
         self.num_envs = env.num_envs
+        self.frames_per_sec = env.metadata.get("render_fps") or VectorEnv.frames_per_sec
         self.agents, self.kind_of_agent = ["agent"], [0]
         self.kind = AgentKind(name, env.single_observation_space, env.single_action_space, np.arange(env.num_envs),
                               squash_actions=squash_actions)
         self.kinds = [self.kind]
         self.plays_ahead = hasattr(env, "envs")
-        self._over = np.zeros(env.num_envs, bool)
 
     def reset(self, seed: int | Sequence[int], ahead: Ahead | None = None) -> Step:
         self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
@@ -287,7 +280,7 @@ class GymVectorEnv(VectorEnv):
             guard.ahead = ahead and ahead._replace(shares=ahead.shares[i])
         obs, info = self._env.reset(seed=self.seeds)
         if ACTION_MASK in info and not self.kind.has_mask:
-            self.kind.expect_mask_in_info()
+            self.kind.add_mask(in_info=True)
         self._over = np.zeros(self.num_envs, bool)
         no = self._over
         return self._step(obs, np.zeros(self.num_envs), no, no, ~no, info)
@@ -295,9 +288,6 @@ class GymVectorEnv(VectorEnv):
     def step(self, actions: list[np.ndarray]) -> Step:
         self.num_steps += 1
         obs, rewards, terminated, truncated, info = self._env.step(self.kind.actions(actions[0]))
-        if ACTION_MASK in info and not self.kind.has_mask:
-            raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
-                            "give it in both")
         was_reset, self._over = self._over, terminated | truncated
         return self._step(obs, rewards, terminated, truncated, was_reset, info)
 
@@ -305,21 +295,17 @@ class GymVectorEnv(VectorEnv):
               info: dict[str, Any]) -> Step:
         over = terminated | truncated
         flat = self.kind.flatten(obs)
+        source = self.kind.mask_source(flat, info)
         if self.kind.has_mask:
-            flat[ACTION_MASK] = self.kind.join_masks(self._masks(info if self.kind.mask_in_info else flat))
+            masks = source.get(ACTION_MASK, [None] * self.num_envs)
+            given = source.get(f"_{ACTION_MASK}", [True] * self.num_envs)  # where there is one in the info
+            flat[ACTION_MASK] = self.kind.join_masks([mask if is_given else None
+                                                      for mask, is_given in zip(masks, given, strict=True)])
             flat[ACTION_MASK][over] = True  # no action follows
         objectives = np.full(self.num_envs, np.nan)
         if TRUE_OBJECTIVE in info:
             objectives = np.where(info[f"_{TRUE_OBJECTIVE}"], info[TRUE_OBJECTIVE], np.nan)
         return self._checked(Step([flat], rewards, terminated, truncated, ~over, was_reset, objectives))
-
-    def _masks(self, source: dict[str, Any]) -> list[Any]:
-        """List the action masks in a batch of observations or infos; None where there is none."""
-        given = source.get(ACTION_MASK, [None] * self.num_envs)
-        if isinstance(given, dict):
-            return [given]  # refused
-        there = source.get(f"_{ACTION_MASK}", np.full(self.num_envs, ACTION_MASK in source))
-        return [given[i] if there[i] else None for i in range(self.num_envs)]
 
     def default_shapings(self) -> list[Any]:
         return [env.get_wrapper_attr("get_default_reward_shaping")() for env in getattr(self._env, "envs", ())
@@ -330,10 +316,6 @@ class GymVectorEnv(VectorEnv):
 
     def render(self) -> np.ndarray:
         return np.asarray(self._env.render()[0])
-
-    @property
-    def frames_per_sec(self) -> float:
-        return self._env.metadata.get("render_fps") or 30.0
 
     def close(self) -> None:
         self._env.close()
@@ -382,7 +364,7 @@ class Guard(gym.Wrapper):
             *rest, info = function()
             passed: dict[str, Any] = {}
             if (mask := info.get(ACTION_MASK)) is not None:
-                passed[ACTION_MASK] = mask if isinstance(mask, dict) else flatten_mask(mask)  # a dict is refused
+                passed[ACTION_MASK] = flatten_mask(mask)
             if not np.isnan(objective := read_objective(info)):
                 passed[TRUE_OBJECTIVE] = objective
             return *rest, passed
@@ -405,6 +387,8 @@ def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> A
     """Turn whatever an environment raises into an `EnvironmentFailure` that says where it happened."""
     try:
         yield
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
     except Exception as error:
         raise EnvironmentFailure(f"{name}, seed {seed}, step {num_steps}: {what}() raised {type(error).__name__}: "
                                  f"{error}") from error

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from algorithm import Loss
 from appo import AsyncPPO, Settings
 from config import NOT_NEGATIVE, option
 from supervisor import Supervisor
@@ -22,8 +23,8 @@ class CalmPPO(AsyncPPO):
     def loss(self, model, outputs, data, mean):
         loss = super().loss(model, outputs, data, mean)
         size = mean(outputs[0][:-1].square().mean(-1))
-        return loss._replace(total=loss.total + self.cfg.calm_coeff * size,
-                             statistics=loss.statistics | {"parameter_size": size})
+        total = loss.total + self.cfg.calm_coeff * size
+        return Loss(total, loss.statistics | {"loss": total, "parameter_size": size})
 
 
 if __name__ == "__main__":

@@ -28,11 +28,12 @@ def describe_run(cfg: Config, info: EnvInfo, devices: Sequence[torch.device], mo
         lines.append(f"{cfg.env}{agents}: {observations} -> {action_space}")
     mode = "serial" if cfg.serial_mode else "asynchronous" if cfg.async_rl else "synchronous"
     policies = f"{cfg.num_policies} policies, each with " if cfg.num_policies > 1 else ""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     lines += [
         f"{mode}: {cfg.num_workers} rollout workers x {cfg.num_envs_per_worker} environments in "
         f"{cfg.worker_num_splits} split(s), {policies}{cfg.policy_workers_per_policy} policy worker(s), 1 learner; "
-        f"{cpu_description()}, networks on {', '.join(dict.fromkeys(map(str, devices)))} in "
-        f"{precision_of(cfg, info, devices)}",
+        f"{cpu_cores()} cores, {memory:.0f} GiB, "
+        f"networks on {', '.join(dict.fromkeys(map(str, devices)))} in {precision_of(cfg, info, devices)}",
         f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "
         f"{cfg.num_epochs} epoch(s); {sum(p.numel() for p in model.parameters()):,} parameters; "
         f"about {total_bytes / 1e9:.1f} GB of memory, {trajectory_bytes / 1e6:.1f} MB of it "
@@ -75,9 +76,3 @@ def explain(machine: Machine, settings: Mapping[str, Any], given: Mapping[str, A
 def describe_space(space: Any) -> str:
     """Show a space in a few characters: a Box by its shape."""
     return "x".join(map(str, space.shape)) if isinstance(space, spaces.Box) else str(space)
-
-
-def cpu_description() -> str:
-    """Name the cores and the memory of the machine."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{cpu_cores()} cores, {memory:.0f} GiB"

@@ -11,7 +11,7 @@ from runtime.user_error import UserError, nearest
 def reference(function: Callable) -> str:
     """Name a function or class so that every process can find it: "module:name".
 
-    One of the running script is named by the script's file, which must guard its main part with
+    A function of the running script is named by the file of the script, which must guard its main part with
     `if __name__ == "__main__"`. Raises `UserError` for one that cannot be found by name.
     """
     module, name = function.__module__, getattr(function, "__qualname__", "")  # a partial() has none

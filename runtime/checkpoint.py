@@ -3,8 +3,8 @@
 A checkpoint is one file of plain numbers, tensors and dicts. Its name carries its age,
 `checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt` with its score (from
 the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, and `donor.pt`,
-which another policy copies. Used by
-`training_state.py` and `evaluator.py` (write), `supervisor.py` (resume) and `evaluate.py`.
+which another policy copies. Used by `training_state.py` and `evaluator.py` (write), `supervisor.py` (resume) and
+`evaluate.py`.
 """
 
 import contextlib
@@ -26,9 +26,8 @@ def policy_dir(run_dir: Path, policy: int = 0) -> Path:
     return run_dir / "checkpoints" / f"policy_{policy:02}"
 
 
-def checkpoint_name(prefix: str, sgd_steps: int, env_steps: int) -> str:
-    """Make the name of a checkpoint's file."""
-    return f"{prefix}_{sgd_steps:09}_{env_steps:011}.pt"
+def checkpoint_name(prefix: str, state: dict[str, Any]) -> str:
+    return f"{prefix}_{state['sgd_steps']:09}_{state['env_steps']:011}.pt"
 
 
 def save_checkpoint(state: dict[str, Any], path: Path) -> None:
@@ -43,16 +42,14 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
 
 def prune_checkpoints(folder: Path, keep: int, prefix: str = "checkpoint") -> None:
     """Delete all checkpoints with names of this prefix but the newest `keep`."""
-    paths = sorted(folder.glob(f"{prefix}_*.pt"))
-    for path in paths[:max(len(paths) - keep, 0)]:
+    for path in sorted(folder.glob(f"{prefix}_*.pt"), reverse=True)[keep:]:
         path.unlink()
 
 
 def find_checkpoint(run_dir: Path, which: str = "latest", policy: int = 0) -> Path | None:
     """Find the newest checkpoint of a run's policy, or the best one; None when there is none."""
-    folder = policy_dir(run_dir, policy)
-    found = sorted(folder.glob("checkpoint_*.pt")) if which == "latest" else list(folder.glob(f"{which}.pt"))
-    return found[-1] if found else None
+    pattern = "checkpoint_*.pt" if which == "latest" else BEST
+    return max(policy_dir(run_dir, policy).glob(pattern), default=None)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -73,8 +70,8 @@ def sort_of_score(*, is_objective: bool, is_evaluation: bool) -> int:
 def is_better(score: float, sort: int, best: float, best_sort: int) -> bool:
     """Tell whether a score beats the best one so far.
 
-    A true objective is never compared with a return: it replaces one, whatever their sizes. An evaluation replaces a
-    score of the training too; but where there are evaluations no longer, the training must beat the last one.
+    A true objective is never compared with a return: it replaces one, whatever their sizes. An evaluation also replaces
+    a score from training. Once evaluations are switched off, training must beat the score of the last one.
     """
     if sort // 2 != best_sort // 2 or sort > best_sort:
         return sort > best_sort or best == -math.inf
@@ -83,17 +80,15 @@ def is_better(score: float, sort: int, best: float, best_sort: int) -> bool:
 
 def best_score(run_dir: Path, policy: int = 0) -> tuple[float, int]:
     """Return the score of a policy's best checkpoint and its sort; -inf when there is none that can be read."""
-    path = policy_dir(run_dir, policy) / BEST
     with contextlib.suppress(UserError, KeyError):
-        if path.exists():
-            state = load_checkpoint(path)
-            return float(state["score"]), int(state["sort_of_score"])
+        state = load_checkpoint(policy_dir(run_dir, policy) / BEST)
+        return float(state["score"]), int(state["sort_of_score"])
     return -math.inf, 0
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], path: Path, algo: str) -> None:
     """Load a checkpoint's weights. Raises `UserError` when they are those of another algorithm or architecture."""
-    own = state.get("algo", algo)  # the first ones did not say it
+    own = state.get("algo", algo)  # the oldest checkpoints do not name it
     if own != algo:
         raise UserError(f"checkpoint {path} is of --algo={own}, not of {algo}; choose another")
     try:

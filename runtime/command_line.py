@@ -20,13 +20,10 @@ def parse_bool(text: str) -> bool:
 
 
 def _parse_int(text: str) -> int:
-    try:
-        number = float(text) if "e" in text.lower() else int(text)  # 1e7 is welcome, 1.5 is not
-        if number == int(number):
-            return int(number)
-    except (ValueError, OverflowError):
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    number = _parse_float(text)  # 1e7 is welcome, 1.5 is not
+    if not number.is_integer():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(number)
 
 
 def _parse_float(text: str) -> float:
@@ -81,7 +78,8 @@ def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> 
         if meta["group"] not in groups:
             groups[meta["group"]] = parser.add_argument_group(meta["group"])
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        arguments: dict[str, Any] = {"help": f"{meta['help']} [{_show(default)}]".replace("%", "%%")}
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        arguments: dict[str, Any] = {"help": f"{meta['help']} [{shown or 'none'}]".replace("%", "%%")}
         if field.type is bool:
             arguments |= {"type": parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
         elif typing.get_origin(field.type) is tuple:
@@ -93,11 +91,3 @@ def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> 
             arguments |= {"type": parse, "metavar": metavar}
         groups[meta["group"]].add_argument(f"--{field.name}", **arguments)
     return parser
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        value = " ".join(map(str, value))
-    return "none" if value == "" else str(value)
-
-

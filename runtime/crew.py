@@ -44,13 +44,12 @@ class Stalls:
 
     def check(self, counters: dict[str, int]) -> None:
         """Raise `ComponentError` when one of these counters has stood still for too long; forget the others."""
-        now = time.monotonic()
-        self.moved = {name: self.moved.get(name, (value, now)) for name, value in counters.items()}
+        now, before = time.monotonic(), self.moved
+        self.moved = {}
         for name, value in counters.items():
-            seen, since = self.moved[name]
-            if value != seen:
-                self.moved[name] = (value, now)
-            elif now - since > self.timeout_sec:
+            seen, since = before.get(name, (value, now))
+            self.moved[name] = (value, since if value == seen else now)
+            if value == seen and now - since > self.timeout_sec:
                 raise ComponentError(f"{name} has done nothing for {now - since:.0f} s (--stall_timeout_sec), at "
                                      + ", ".join(f"{other}={count:,}" for other, count in counters.items()))
 
@@ -67,9 +66,9 @@ class Component(NamedTuple):
 
 
 class ReportPipe:
-    """The pipe through which one child reports. Reading never waits for the rest of a report, should the child freeze.
+    """The pipe through which one child reports. Reading never waits for the rest of a report: the child may be frozen.
 
-    Handed over to the child, which must be the only one that holds the writing end: its death is the end of the pipe.
+    It is handed over to the child, which alone must hold the writing end: so the death of the child ends the pipe.
     """
 
     SIZE = struct.Struct("I")
@@ -241,13 +240,11 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
         running.run()
         if trace:
             pipe.send(("spans", component.name, list(recorder.spans)))
-    except UserError as error:
+    except BaseException as error:  # noqa: BLE001  whatever it is, the supervisor must hear of it
+        is_refusal = isinstance(error, UserError)
+        text = str(error) if is_refusal else f"{component.name} failed\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
-            pipe.send(("refused", str(error)))
-        sys.exit(1)
-    except BaseException:  # noqa: BLE001  whatever it is, the supervisor must hear of it
-        with contextlib.suppress(OSError):
-            pipe.send(("error", f"{component.name} failed\n{traceback.format_exc()}"))
+            pipe.send(("refused" if is_refusal else "error", text))
         sys.exit(1)
 
 

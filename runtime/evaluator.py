@@ -5,6 +5,7 @@ its agents, and `Evaluator` is the process that scores the newest weights on env
 supervisor asks, without stopping the training.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from model import parameter_kinds
 from runtime import checkpoint
 from runtime.machine import body_dtype
 from runtime.seeding import EVALUATION, derive_seed
-from shared_buffers import EVALUATE, SharedBuffers
+from shared_buffers import SharedBuffers
 
 MAX_ENVS = 20
 
@@ -40,7 +41,7 @@ class Player:
 
     @torch.inference_mode()
     def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
-        """Write the actions for a step into those of the agents' kind; fresh [M]: True: zero the hidden state."""
+        """Write the actions for a step into those of the agents' kind; an episode begins where fresh [M] is true."""
         obs = {name: torch.as_tensor(value[self.places], device=self.device)
                for name, value in step.obs[self.kind].items()}
         new = torch.as_tensor(fresh[self.agents], device=self.device)
@@ -162,17 +163,13 @@ class Evaluator:
     def turn(self) -> None:
         """Do all there is to do (serial mode)."""
         while not self.buffers.evaluations.empty():
-            if not self.buffers.evaluations.serve(self.handle):
-                self.close()
+            self.buffers.evaluations.serve(self.handle)
 
     def handle(self, kind: int, index: int) -> None:
         """Score the newest policies, always on the same episodes; give up when the run is stopping."""
-        assert kind == EVALUATE, kind
-        try:
+        with contextlib.suppress(Abandoned):
             for policy in range(len(self.models)):
                 self.evaluate(policy)
-        except Abandoned:
-            return
 
     def evaluate(self, policy: int) -> None:
         """Let a policy play all agents of its kind; save the best. Every other kind is played by its first policy.

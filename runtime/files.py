@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,18 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def finite(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Write infinity, which JSON does not have, as "inf"."""
+    return {name: "inf" if value == math.inf else value for name, value in settings.items()}
+
+
+def save_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write settings as JSON."""
+    write_atomically(path, json.dumps(finite(settings), indent=2) + "\n")
+
+
 def load_saved(path: Path) -> dict[str, Any]:
-    """Read the settings that `Config.save` wrote. Raises `UserError` when the file is damaged."""
+    """Read the settings of a run, which `save_settings` wrote. Raises `UserError` when the file is damaged."""
     try:
         saved = json.loads(path.read_text())
     except (ValueError, OSError) as error:

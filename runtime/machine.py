@@ -1,7 +1,7 @@
 """Defaults derived from the machine, and why.
 
 The profiles were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
-machine: workers, environments, splits, threads, trajectories and batches. Nothing is changed that was given. Only the
+machine: workers, environments, splits, threads, trajectories and batches. What was given stays as it is. Only the
 figures for two cores without a GPU are measured (`docs/performance.md`); the others follow from them.
 """
 
@@ -18,7 +18,7 @@ from runtime.user_error import UserError
 
 MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
 ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large
-MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would hang on the value of their end
+MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would depend on the bootstrap value
 CORES_PER_POLICY_WORKER = 8  # acting takes a tenth of the time of Pong on two cores
 NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
 
@@ -44,7 +44,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
               large_observations: bool) -> dict[str, Any]:
     """Complete a family's profile for a machine.
 
-    A profile's "without_gpu" replaces settings where there is none, unless a network is given: they belong to theirs.
+    Without a GPU a profile's "without_gpu" replaces settings, unless a network is given: they belong to one network.
     Its "num_envs" is the number of all environments on two cores. More environments mean older data: the number grows
     with the cores only where batches of inference would become too small. Then datasets grow too, and trajectories
     become shorter (down to `MIN_ROLLOUT`, and not those of a memory): about one dataset stays in flight.
@@ -100,12 +100,10 @@ def choose_device(name: str, policy: int = 0) -> torch.device:
 
     Raises `UserError` for a device that is not there.
     """
-    if name == "auto" and not torch.cuda.is_available():
-        return torch.device("cpu")
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.device("cuda", policy % torch.cuda.device_count())
     try:
-        if name in ("auto", "cuda") and torch.cuda.is_available():
-            return torch.device("cuda", policy % torch.cuda.device_count())
-        device = torch.device(name)
+        device = torch.device("cpu" if name == "auto" else name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device={name} cannot be used: {str(error).splitlines()[0]}") from error
@@ -126,14 +124,14 @@ def choose_niceness(cfg: Config, device: torch.device) -> tuple[int, int]:
 
 
 def choose_cores(cfg: Config) -> list[int | None]:
-    """Return the cores that rollout workers are bound to, in turns; None: to none.
+    """Return the cores that rollout workers are bound to, one after another; None: to none.
 
     Sample Factory binds them by default. Here it costs 1 to 4 % while learning, and gains 3 to 5 % when only sampling.
-    Raises `UserError` where it cannot be done.
+    Raises `UserError` in serial mode.
     """
     if not cfg.set_workers_cpu_affinity:
         return [None]
-    if cfg.serial_mode or not hasattr(os, "sched_setaffinity"):
-        why = "there are none with --serial_mode" if cfg.serial_mode else "this system cannot do it"
-        raise UserError(f"--set_workers_cpu_affinity binds rollout workers to cores, but {why}; set it to False")
+    if cfg.serial_mode:
+        raise UserError("--set_workers_cpu_affinity binds rollout workers to cores, but there are none with "
+                        "--serial_mode; set it to False")
     return sorted(os.sched_getaffinity(0))

@@ -48,7 +48,8 @@ def check_memory(cfg: Config, needed: int, needed_by: Callable[[int], int]) -> N
     if needed > available:
         fewer = [count for count in range(1, cfg.num_policies) if needed_by(count) <= available]
         cure = f"use --num_policies={fewer[-1]}, or lower" if fewer else "lower"
-        raise UserError(f"--num_policies={cfg.num_policies} needs about {needed / 1e9:.1f} GB of memory ({needed:,} "
+        what = f"--num_policies={cfg.num_policies}" if cfg.num_policies > 1 else "the run"
+        raise UserError(f"{what} needs about {needed / 1e9:.1f} GB of memory ({needed:,} "
                         f"bytes), {available / 1e9:.1f} GB are free; {cure} --num_envs_per_worker, --rollout or "
                         "--batch_size")
 

@@ -2,13 +2,19 @@
 
 import collections
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from config import Config
 
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
-MIN_BEST_SEC = 1.0  # a new best mean return is saved at most this often, and takes at most
-BEST_SHARE = 0.02  # of the learner's time
+MIN_BEST_SEC = 1.0  # between two saves of a new best score
+BEST_SHARE = 0.02  # of the learner's time that these saves may take
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, None of no values."""
+    return sum(values) / len(values) if values else None
 
 
 class PolicyRecords:
@@ -16,21 +22,22 @@ class PolicyRecords:
 
     def __init__(self, cfg: Config, policy: int, earlier: dict[str, Any], sgd_steps: int, min_episodes: int,
                  resumed_at: int | None) -> None:
-        """Begin; min_episodes: that must have finished before the policy is ranked."""
+        """Begin; earlier: the run's last summary; min_episodes: so many must finish before the policy is ranked."""
         self.min_episodes = min_episodes
         self.returns: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
         self.lengths: collections.deque[int] = collections.deque(maxlen=RETURN_WINDOW)
         self.objectives: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)
-        self.has_objective = False  # the environment tells one; else it is the return
+        self.has_objective = False  # the environment has told a true objective; until then returns stand for it
         self.matches: collections.deque[float] = collections.deque(maxlen=RETURN_WINDOW)  # against earlier policies
         self.num_episodes = 0
         self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
         self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
         self.evaluation: dict[str, float] = {}  # the one since the last row, if any
-        last_evaluation = _entry(earlier, "evaluation", policy) or {}
-        is_lost = resumed_at is None or last_evaluation.get("eval_env_steps", 0) > resumed_at
-        self.last_evaluation: dict[str, float] = {} if is_lost else last_evaluation
-        self.last_best = self.last_best_line = -math.inf  # when the best checkpoint was saved, when a line said so
+        evaluations = earlier.get("evaluation") or []
+        self.last_evaluation: dict[str, float] = (evaluations[policy] if policy < len(evaluations) else None) or {}
+        if self.last_evaluation.get("eval_env_steps", 0) > (resumed_at or 0):  # of weights that were lost in a crash
+            self.last_evaluation = {}
+        self.last_best = self.last_best_line = -math.inf  # when the best was saved; when a line said so
         self.best_every_sec, self.is_saving_best = MIN_BEST_SEC, False
         self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  slow to import; the children start meanwhile
@@ -40,17 +47,17 @@ class PolicyRecords:
             purge_step=0 if resumed_at is None else resumed_at + 1)  # hides what came after the checkpoint
 
     @property
-    def mean_return(self) -> float:
-        return sum(self.returns) / len(self.returns) if self.returns else math.nan
+    def mean_return(self) -> float | None:
+        return mean(self.returns)
 
     @property
     def objective(self) -> float | None:
         """Return the mean true objective where the environment tells one, or else return; None at first."""
-        return sum(self.objectives) / len(self.objectives) if self.objectives else None
+        return mean(self.objectives)
 
     @property
     def win_rate(self) -> float | None:
-        return sum(self.matches) / len(self.matches) if self.matches else None
+        return mean(self.matches)
 
     def add_episode(self, episode_return: float, length: int, objective: float) -> None:
         self.returns.append(episode_return)
@@ -76,28 +83,17 @@ class PolicyRecords:
 
     def take_row(self) -> dict[str, Any]:
         """Return this policy's part of a row, and begin the next one."""
-        row: dict[str, Any] = {
-            "mean_return": self.mean_return if self.returns else None,
-            "mean_length": sum(self.lengths) / len(self.lengths) if self.lengths else None,
-        }
+        row: dict[str, Any] = {"mean_return": self.mean_return, "mean_length": mean(self.lengths)}
         if self.has_objective:
             row["true_objective"] = self.objective
         if self.matches:
             row["win_rate_vs_past"] = self.win_rate
-        for name in self.latest:
+        for name in self.latest if self.training else ():
             values = [stats[name] for stats in self.training]
-            if values:
-                row[name] = values[-1] if name in ("sgd_steps", "env_steps_trained", "learning_rate") else (
-                    max(values) if name.endswith("_max") else min(values) if name.endswith("_min")
-                    else sum(values) / len(values))
+            row[name] = values[-1] if name in ("sgd_steps", "env_steps_trained", "learning_rate") else (
+                max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else mean(values))
         row.setdefault("sgd_steps", self.latest["sgd_steps"])
         row |= self.evaluation
         self.training.clear()
         self.evaluation = {}
         return row
-
-
-def _entry(summary: dict[str, Any], name: str, policy: int) -> Any:
-    """Return what a summary says of one policy; None when it says nothing."""
-    values = summary.get(name)
-    return values[policy] if isinstance(values, list) and policy < len(values) else None

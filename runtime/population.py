@@ -9,14 +9,11 @@ what it has read with its weights: a resumed run takes both from one file, so th
     policy_NN_reward_shaping.json    its reward shaping, if the environment offers one
     population.jsonl                 one JSON object for each policy at each of its updates
     population.png                   the same as a picture (`tools/plot.py`), when the run ends
-
-
 """
 
 import dataclasses
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +22,10 @@ import torch
 import pbt
 from config import Config, tunable
 from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
-from runtime.files import write_atomically
+from runtime.files import finite, save_settings, write_atomically
 from runtime.records import read_history
 from runtime.seeding import POPULATION, derive_seed
 from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
-
-Numbers = dict[str, Any]
 
 
 class Population:
@@ -92,13 +87,13 @@ class Population:
             changes = [f"{name} {_show(before[name])} -> {_show(value)}"
                        for name, value in self.numbers(policy).items() if value != before[name]]
             decision = decision._replace(words="; ".join([decision.words, *changes]))
-            if decision.donor is not None:
-                self.copying = policy, decision.donor
-                self._send(decision.donor, (SAVE, SAVE_DONOR))
             self._record(policy, steps[policy], objectives[policy], decision)
             if decision.donor is None:
                 self._publish(policy)
                 self._send(policy, (CONFIGURE, 0))
+            else:
+                self.copying = policy, decision.donor
+                self._send(decision.donor, (SAVE, SAVE_DONOR))
             decisions.append(decision)
         return decisions
 
@@ -110,7 +105,7 @@ class Population:
         self._send(policy, (COPY, donor))
         self._send(policy, (CONFIGURE, 0))
 
-    def numbers(self, policy: int) -> Numbers:
+    def numbers(self, policy: int) -> dict[str, Any]:
         """Return all that may be mutated of a policy, for the records."""
         return self.settings[policy] | {f"shaping/{name}": value for name, value in self.shaping[policy].items()}
 
@@ -137,10 +132,10 @@ class Population:
         for numbers, shared in ((self.settings, self.buffers.settings), (self.shaping, self.buffers.shaping)):
             shared[policy] = torch.tensor([float(value) for value in numbers[policy].values()], dtype=torch.float64)
         self.buffers.last_update[policy] = self.last_update[policy]
-        _write_json(_settings_path(self.cfg.run_dir, policy), self.settings[policy])
+        save_settings(self.cfg.run_dir / f"policy_{policy:02}_cfg.json", self.settings[policy])
         if self.default_shaping:
-            _write_json(_shaping_path(self.cfg.run_dir, policy),
-                        unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
+            save_settings(self.cfg.run_dir / f"policy_{policy:02}_reward_shaping.json",
+                          unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
 
     def _record(self, policy: int, steps: int, objective: float | None, decision: pbt.Decision) -> None:
         self.last_update[policy] = steps
@@ -148,7 +143,7 @@ class Population:
                  "objective": None if objective == -math.inf else objective, "donor": decision.donor,
                  "words": decision.words, **self.numbers(policy)}
         with self.history.open("a") as file:
-            file.write(json.dumps(_finite(event)) + "\n")
+            file.write(json.dumps(finite(event)) + "\n")
 
     def _restore(self, policy: int, place: dict[str, Any]) -> None:
         """Take over what a learner has saved of a policy's place in the population."""
@@ -165,23 +160,6 @@ class Population:
                 if event["policy"] >= self.cfg.num_policies  # it is not part of this run
                 or event["policy_steps"] <= self.last_update.get(event["policy"], -1)]
         write_atomically(self.history, "".join(json.dumps(event) + "\n" for event in kept))
-
-
-def _settings_path(run_dir: Path, policy: int) -> Path:
-    return run_dir / f"policy_{policy:02}_cfg.json"
-
-
-def _shaping_path(run_dir: Path, policy: int) -> Path:
-    return run_dir / f"policy_{policy:02}_reward_shaping.json"
-
-
-def _finite(numbers: Numbers) -> Numbers:
-    """Write infinity, which JSON does not have, as "inf"."""
-    return {name: "inf" if value == math.inf else value for name, value in numbers.items()}
-
-
-def _write_json(path: Path, value: Numbers) -> None:
-    write_atomically(path, json.dumps(_finite(value), indent=2) + "\n")
 
 
 def _show(value: float | bool) -> str:

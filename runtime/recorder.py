@@ -28,9 +28,9 @@ class Recorder:
         self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
 
     def attach(self, component: Any, *, waits: bool = True) -> None:
-        """Record the calls of a component's `SPANS`: pairs of a method and a name, or a function of its arguments.
+        """Record the calls of a component's `SPANS`: a method, and the name of its calls or a function that returns it.
 
-        waits=False: not what begins with `WAIT` (nobody waits in serial mode).
+        waits=False leaves out the names that begin with `WAIT`: nobody waits in serial mode.
         """
         for path, name in component.SPANS:
             if not waits and isinstance(name, str) and name.startswith(WAIT):

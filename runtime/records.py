@@ -11,7 +11,6 @@ With several policies a row holds means over them, and what each one reports in 
 
 import contextlib
 import json
-import logging
 import math
 import os
 import sys
@@ -24,10 +23,10 @@ import psutil
 from config import Config
 from runtime import checkpoint
 from runtime.files import write_atomically
-from runtime.policy_records import RETURN_WINDOW, PolicyRecords
+from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean
 from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
 
-BEST_LINE_SEC = 20.0  # and is told at most this often
+BEST_LINE_SEC = 20.0  # a new best checkpoint is told in a line at most this often
 MEMORY_EVERY_SEC = 20.0  # reports in between repeat the last figure
 
 
@@ -43,26 +42,22 @@ class Records:
         """
         self.buffers = buffers  # for the scores of the best checkpoints
         self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed_at is not None
-        self.last_row = time.monotonic()
         earlier = read_summary(self.run_dir) if self.resumed else {}
         self.wall_before: float = earlier.get("wall_sec", 0.0)  # seconds of training before this process
         num_lost, last = cut_lost_rows(self.run_dir / "metrics.jsonl", resumed_at) if self.resumed else (0, {})
         self.episodes_before: int = last.get("num_episodes", 0)
+        self.steps_before, self.sgd_steps_before = resumed_at or 0, sum(sgd_steps)
         # a resumed policy waits for a full window: it would else be ranked by a single episode
         self.policies = [PolicyRecords(cfg, policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
                          for policy, steps in enumerate(sgd_steps)]
-        self.last_saved = {SAVE_PERIODIC: time.monotonic(), SAVE_MILESTONE: time.monotonic()}
-        self.goal = cfg.train_for_env_steps
+        self.last_saved = dict.fromkeys((SAVE_PERIODIC, SAVE_MILESTONE), time.monotonic())
         self.train_sec = 0.0  # in earlier calls of train()
         self.begun: float | None = None  # when the running call of train() began
-        self.steps_before_train = self.steps_at_row = 0
-        self.sgd_steps_before = sum(sgd_steps)
-        self.steps_trained = 0  # env_steps sampled inside train(), by this process
         self.first_step_sec: float | None = None
         self.memory_bytes = self.peak_memory_bytes = 0
         self.last_memory = -math.inf  # when it was measured
 
-        self.logger, self.line_open = make_logger(self.run_dir / "log.txt"), False
+        self.log_file, self.line_open = (self.run_dir / "log.txt").open("a", buffering=1), False
         if num_lost:
             self.log(f"left out {num_lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
         self.metrics = (self.run_dir / "metrics.jsonl").open("a" if self.resumed else "w", buffering=1)
@@ -71,17 +66,19 @@ class Records:
 
     # ---- input ---------------------------------------------------------------------------------------------------
 
-    def log(self, text: str) -> None:
-        """Write lines to the console and to log.txt."""
-        self._end_line()
+    def log(self, text: str, *, to_console: bool = True) -> None:
+        """Write lines to log.txt, with the time, and to the console."""
+        if self.line_open:
+            print()
+            self.line_open = False
         for line in text.splitlines():
-            self.logger.info(line)
+            self.log_file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            if to_console:
+                print(line, flush=True)
 
     def log_failure(self, error: BaseException) -> None:
         """Write why the run failed to log.txt; the console gets it from whoever handles the error."""
-        self._end_line()
-        record = self.logger.makeRecord(self.logger.name, logging.ERROR, "", 0, str(error), (), None)
-        self.logger.handlers[0].handle(record)
+        self.log(str(error) or type(error).__name__, to_console=False)
 
     def add(self, kind: str, content: list[Any], env_steps: int) -> None:
         """Take one report of a component.
@@ -119,6 +116,9 @@ class Records:
     def _tell_best(self, policy: int) -> None:
         self.log(f"saved best.pt{self._of(policy)}, score {float(self.buffers.best_score[policy]):.2f}")
 
+    def _of(self, policy: int) -> str:
+        return f" of policy {policy}" if len(self.policies) > 1 else ""
+
     def add_population(self, decisions: list[Any], numbers: list[dict[str, float]], env_steps: int) -> None:
         """Record the settings of all policies, and in words what population-based training has decided."""
         for decision in decisions:
@@ -129,9 +129,6 @@ class Records:
                 policy.tensorboard.add_scalar(f"pbt/{name}", float(value), env_steps)
             if policy.objective is not None:
                 policy.tensorboard.add_scalar("pbt/objective", policy.objective, env_steps)
-
-    def _of(self, policy: int) -> str:
-        return f" of policy {policy}" if len(self.policies) > 1 else ""
 
     @property
     def closed(self) -> bool:
@@ -151,10 +148,10 @@ class Records:
                           if policy.has_objective}
         objectives: list[float | None] = []
         for kind, policy in zip(kind_of_policy, self.policies, strict=True):
-            lacks_one = kind in with_objective and not policy.has_objective
-            enough = len(policy.returns if lacks_one else policy.objectives) >= (
-                RETURN_WINDOW if lacks_one else policy.min_episodes)
-            objectives.append((-math.inf if lacks_one else policy.objective) if enough else None)
+            if policy.has_objective or kind not in with_objective:
+                objectives.append(policy.objective if len(policy.objectives) >= policy.min_episodes else None)
+            else:
+                objectives.append(-math.inf if len(policy.returns) == RETURN_WINDOW else None)
         return objectives
 
     @property
@@ -167,9 +164,8 @@ class Records:
 
     def begin(self, env_steps: int, goal: int) -> None:
         """Start the clock of a call of train() that is to reach `goal` env_steps."""
-        self.goal = goal
+        self.goal, self.steps_at_row = goal, env_steps
         self.begun = self.last_row = time.monotonic()
-        self.steps_before_train = self.steps_at_row = env_steps
 
     def end(self, env_steps: int) -> None:
         """Stop the clock of a call of train(), after a last row of what was learned since the one before."""
@@ -178,8 +174,6 @@ class Records:
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
-        self.steps_trained += env_steps - self.steps_before_train
-        self.steps_before_train = env_steps
 
     def flush(self, env_steps: int) -> None:
         """Write a row for an evaluation that ended after the training."""
@@ -196,10 +190,8 @@ class Records:
             self.first_step_sec = time.time() - psutil.Process().create_time()
             self.log(f"first SGD step {self.first_step_sec:.1f} s after the start")
         saves = self.find_best()
-        elapsed = now - self.last_row
         trained = any(policy.training for policy in self.policies)
-        due = trained if self.cfg.serial_mode else elapsed >= self.cfg.report_interval_sec
-        if not due:
+        if not (trained if self.cfg.serial_mode else now - self.last_row >= self.cfg.report_interval_sec):
             return saves
         self._write_row(env_steps)
         kinds = [kind for kind, every_sec in ((SAVE_PERIODIC, self.cfg.save_every_sec),
@@ -243,7 +235,7 @@ class Records:
         self._write_tensorboard(row, parts)
         row |= parts[0] if len(parts) == 1 else join_rows(parts)
         self.metrics.write(json.dumps(row) + "\n")
-        self._write_summary(env_steps)
+        self._write_summary(self._summary(env_steps))
         if self.begun is not None:
             self._show_progress(row)
 
@@ -260,100 +252,87 @@ class Records:
         self.memory_bytes, self.last_memory = memory_of_all(), time.monotonic()
         self.peak_memory_bytes = max(self.peak_memory_bytes, self.memory_bytes)
 
-    def _write_summary(self, env_steps: int) -> None:
-        running = env_steps - self.steps_before_train
-        seconds = self.wall_sec - self.wall_before
-        summary = {
+    def _summary(self, env_steps: int) -> dict[str, Any]:
+        num_datasets = sum(policy.num_datasets for policy in self.policies)
+        env_frames = (env_steps - self.steps_before) * self.cfg.env_frameskip  # of this process
+        return {
             "env": self.cfg.env, "env_steps": env_steps, "env_frames": env_steps * self.cfg.env_frameskip,
             "sgd_steps": sum(policy.latest["sgd_steps"] for policy in self.policies), "wall_sec": self.wall_sec,
-            "fps": (self.steps_trained + running) * self.cfg.env_frameskip / max(seconds, 1e-9),
-            "num_episodes": self.num_episodes,
-            "mean_return": [policy.mean_return if policy.returns else None for policy in self.policies],
+            "fps": env_frames / max(self.wall_sec - self.wall_before, 1e-9), "num_episodes": self.num_episodes,
+            "mean_return": [policy.mean_return for policy in self.policies],
             "best_score": [score if math.isfinite(score) else None for score in self.buffers.best_score.tolist()],
             "true_objective": [policy.objective if policy.has_objective else None for policy in self.policies],
             "win_rate_vs_past": [policy.win_rate for policy in self.policies],
             "evaluation": [policy.last_evaluation or None for policy in self.policies],
-            "policy_lag_mean": sum(policy.lag_sum for policy in self.policies)
-            / max(sum(policy.num_datasets for policy in self.policies), 1),
+            "policy_lag_mean": sum(policy.lag_sum for policy in self.policies) / max(num_datasets, 1),
             "policy_lag_max": max(policy.lag_max for policy in self.policies),
             "first_sgd_step_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
         }
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _show_progress(self, row: dict[str, Any]) -> None:
+        """Say in one line how far the run has come; in a terminal each line takes the place of the one before."""
         steps_left = (self.goal - row["env_steps"]) * self.cfg.env_frameskip / max(row["fps"], 1e-9)
         seconds_left = min(max(steps_left, 0), self.cfg.train_for_seconds - self.wall_sec)
         percent = 100 * max(row["env_steps"] / self.goal, self.wall_sec / self.cfg.train_for_seconds)
-        line = progress_line(row, self.policies, percent, self.wall_sec, seconds_left)
-        if sys.stdout.isatty():
-            width = os.get_terminal_size().columns - 1
-            sys.stdout.write("\r" + line[:width].ljust(width))
-            self.line_open = True
-        else:
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-    def _end_line(self) -> None:
+        parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
+        if row["mean_return"] is not None:
+            spread = [policy.mean_return for policy in self.policies if policy.returns]
+            of_all = f" ({min(spread):.2f} to {max(spread):.2f})" if len(self.policies) > 1 else ""
+            parts.append(f"return {row['mean_return']:.2f}{of_all}")
+        if row.get("true_objective") is not None:
+            parts.append(f"objective {row['true_objective']:.2f}")
+        if row.get("win_rate_vs_past") is not None:
+            parts.append(f"wins against the past {row['win_rate_vs_past']:.0%}")
+        evaluations = [policy.last_evaluation["eval_return"] for policy in self.policies if policy.last_evaluation]
+        if evaluations:
+            parts.append(f"eval {mean(evaluations):.2f}")
+        if "policy_lag_mean" in row:
+            parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
+        parts.append(f"{format_duration(self.wall_sec)} gone, {format_duration(seconds_left)} left")
+        line = " | ".join(parts)
+        self.line_open = sys.stdout.isatty()
         if self.line_open:
-            sys.stdout.write("\n")
-            self.line_open = False
+            width = os.get_terminal_size().columns - 1
+            print("\r" + line[:width].ljust(width), end="", flush=True)
+        else:
+            print(line, flush=True)
 
     def close(self, env_steps: int) -> None:
         """Write the last summary and close every file."""
-        if self.closed:
-            return
-        if self.begun is not None:
-            self.end(env_steps)
-        if self.steps_trained or not self.resumed:  # else the summary of the run so far stays true
-            self._write_summary(env_steps)
-        means = [f"{policy.mean_return:.2f}" if policy.returns else "none" for policy in self.policies]
-        mean = ", ".join(means)
-        scores = self.buffers.best_score.tolist()
-        best = ", ".join(f"{score:.2f}" if math.isfinite(score) else "none" for score in scores)
-        self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, mean return {mean}, best score {best}, "
-                 f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
-        self.close_files()
+        try:
+            if self.begun is not None:
+                self.end(env_steps)
+            summary = self._summary(env_steps)
+            if env_steps > self.steps_before or not self.resumed:  # else the summary of the run so far stays true
+                self._write_summary(summary)
+            self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, "
+                     f"mean return {show_scores(summary['mean_return'])}, "
+                     f"best score {show_scores(summary['best_score'])}, "
+                     f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
+        finally:  # also when there is no room on the disk, or nobody reads the output
+            self.close_files()
 
     def close_files(self) -> None:
         """Close every file."""
-        self.metrics.close()
-        for policy in self.policies:
-            policy.tensorboard.close()
-        for handler in list(self.logger.handlers):
-            handler.close()
-            self.logger.removeHandler(handler)
+        for file in (self.metrics, self.log_file, *(policy.tensorboard for policy in self.policies)):
+            file.close()
+
+
+def show_scores(scores: list[float | None]) -> str:
+    """Write the score of each policy."""
+    return ", ".join("none" if score is None else f"{score:.2f}" for score in scores)
 
 
 def memory_of_all() -> int:
     """Return the bytes of this process and all its descendants, shared pages counted once."""
     total, process = 0, psutil.Process()
     for member in [process, *process.children(recursive=True)]:
-        try:
-            info = member.memory_full_info()
-            total += getattr(info, "pss", info.uss)
-        except psutil.Error:  # it ended meanwhile, or may not be looked at
-            continue
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or may not be looked at
+            total += member.memory_full_info().pss
     return total
-
-
-def progress_line(row: dict[str, Any], policies: list[PolicyRecords], percent: float, seconds: float,
-                  seconds_left: float) -> str:
-    """Say in one line how far a run has come."""
-    parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
-    if row["mean_return"] is not None:
-        spread = [policy.mean_return for policy in policies if policy.returns]
-        of_all = f" ({min(spread):.2f} to {max(spread):.2f})" if len(policies) > 1 else ""
-        parts.append(f"return {row['mean_return']:.2f}{of_all}")
-    if row.get("true_objective") is not None:
-        parts.append(f"objective {row['true_objective']:.2f}")
-    if row.get("win_rate_vs_past") is not None:
-        parts.append(f"wins against the past {row['win_rate_vs_past']:.0%}")
-    evaluations = [policy.last_evaluation["eval_return"] for policy in policies if policy.last_evaluation]
-    if evaluations:
-        parts.append(f"eval {sum(evaluations) / len(evaluations):.2f}")
-    if "policy_lag_mean" in row:
-        parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
-    return " | ".join([*parts, f"{format_duration(seconds)} gone, {format_duration(seconds_left)} left"])
 
 
 def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -362,7 +341,7 @@ def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
     for name in ("mean_return", "mean_length", "true_objective", "win_rate_vs_past", "policy_lag_mean"):
         values = [part[name] for part in parts if part.get(name) is not None]
         if values or name in parts[0]:
-            row[name] = sum(values) / len(values) if values else None
+            row[name] = mean(values)
     row["sgd_steps"] = sum(part["sgd_steps"] for part in parts)
     if lags := [part["policy_lag_max"] for part in parts if "policy_lag_max" in part]:
         row["policy_lag_max"] = max(lags)
@@ -379,31 +358,15 @@ TENSORBOARD_GROUP = {
 }
 
 
-def make_logger(path: Path) -> logging.Logger:
-    """Make a logger that writes to the console, and with times to a file."""
-    logger = logging.getLogger(f"nano_sample_factory.{path}")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    file = logging.FileHandler(path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    console = logging.StreamHandler(sys.stdout)
-    console.setFormatter(logging.Formatter("%(message)s"))
-    logger.handlers = [file, console]
-    return logger
-
-
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Read the summary of a run's earlier part; empty when there is none."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return json.loads((run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
+    return {}
 
 
 def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
-    """Cut out of metrics.jsonl what came after the checkpoint with so many env_steps.
-
-    Returns the number of lines that were cut, and the last row that is left.
+    """Cut out of metrics.jsonl what came after a checkpoint; return how many lines, and the last row that is left.
 
     After a crash the reports are newer than the weights. A reader must find one history, in which env_steps never
     decrease.
@@ -420,14 +383,12 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the events of a population (`population.py`), but not a last one cut off by a crash."""
+    """Read the events of a population (`population.py`), but not one that a crash has cut off."""
     path = run_dir / "population.jsonl"
     events = []
     for line in path.read_text().splitlines() if path.exists() else ():
-        try:
+        with contextlib.suppress(ValueError):
             events.append(json.loads(line))
-        except ValueError:
-            break
     return events
 
 

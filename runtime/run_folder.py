@@ -1,7 +1,6 @@
 """The folder of a run: which settings it is continued with, who may write into it. Used by `supervisor.py`."""
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,8 +19,8 @@ def configure(given: Mapping[str, Any]) -> Config:
 
     Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another one.
     """
-    defaults = {"env": "", "train_dir": Config.train_dir, "experiment": "", "restart_behavior": "resume"}
-    here = {name: given.get(name, default) for name, default in defaults.items()}
+    here = {name: given.get(name, getattr(Config, name))
+            for name in ("env", "train_dir", "experiment", "restart_behavior")}
     env_profile = profile(here["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(here["train_dir"], here["experiment"], here["env"])
     has_checkpoint = any(run_dir.glob("checkpoints/policy_*/checkpoint_*.pt"))
@@ -71,10 +70,10 @@ def count_start(run_dir: Path) -> int:
     """
     path = run_dir / "starts.json"
     try:
-        start = int(json.loads(path.read_text()))
+        start = int(path.read_text())
     except FileNotFoundError:
         start = 0
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is damaged; write into it how often the run was started") from error
     write_atomically(path, f"{start + 1}\n")
     return start

@@ -42,7 +42,7 @@ class TrainingState:
         else:  # of a run that ended before it could be resumed
             checkpoint.prune_checkpoints(self.folder, 0, "snapshot")
             (self.folder / checkpoint.BEST).unlink(missing_ok=True)
-        # in decisions of the policy; the first opponent is its beginning, a resumed run has some already
+        # in decisions of the policy; the first opponent of a new run is its beginning, a resumed run has some already
         self.next_snapshot = self.snapshot_after() if self.weights.num_snapshots else 0
         self.take_snapshot()
 
@@ -89,9 +89,9 @@ class TrainingState:
         if reason == SAVE_BEST:
             state["score"] = float(self.buffers.best_score[self.policy])
             state["sort_of_score"] = int(self.buffers.best_sort[self.policy])
-        prefix = "milestone" if reason == SAVE_MILESTONE else "checkpoint"
-        name = checkpoint.checkpoint_name(prefix, state["sgd_steps"], state["env_steps"])
-        path = self.folder / {SAVE_BEST: checkpoint.BEST, SAVE_DONOR: checkpoint.DONOR}.get(reason, name)
+        names = {SAVE_BEST: checkpoint.BEST, SAVE_DONOR: checkpoint.DONOR,
+                 SAVE_MILESTONE: checkpoint.checkpoint_name("milestone", state)}
+        path = self.folder / names.get(reason, checkpoint.checkpoint_name("checkpoint", state))
         checkpoint.save_checkpoint(state, path)
         checkpoint.prune_checkpoints(self.folder, self.cfg.keep_checkpoints)
         self.report(("saved", self.policy, reason, path.name, time.monotonic() - started))
@@ -114,8 +114,8 @@ class TrainingState:
     def copy_policy(self, donor: int) -> None:
         """Take over the weights and the optimizer that another policy has saved.
 
-        The counters and the learning rate stay this policy's own. What its former weights have acted is not learned
-        from any more.
+        The counters and the learning rate stay this policy's own. Nobody learns any more from the actions of its former
+        weights.
         """
         path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.DONOR
         state = checkpoint.load_checkpoint(path)
@@ -132,8 +132,7 @@ class TrainingState:
         self.next_snapshot = self.snapshot_after()
         self.weights.add_snapshot(self.model, self.sgd_steps)
         state = self.state_dict()
-        checkpoint.save_checkpoint(state, self.folder / checkpoint.checkpoint_name(
-            "snapshot", state["sgd_steps"], state["env_steps"]))
+        checkpoint.save_checkpoint(state, self.folder / checkpoint.checkpoint_name("snapshot", state))
         checkpoint.prune_checkpoints(self.folder, self.cfg.self_play_snapshots, "snapshot")
 
     def snapshot_after(self) -> int:

@@ -147,7 +147,6 @@ class CountingAgents:
         self.possible_agents = [f"agent_{i}" for i in range(script.num_agents)]
         self.agents: list[str] = []
         self.number = self.episode = self.t = -1
-        self.num_steps = 0
         self.actions: dict[tuple[int, int, int], int] = {}  # by agent, episode and step, of those that acted
         self.shapings: dict[tuple[int, int], Any] = {}  # by agent and episode
 
@@ -174,7 +173,6 @@ class CountingAgents:
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
         assert list(actions) == self.agents, f"actions for {list(actions)}, alive are {self.agents}"
-        self.num_steps += 1
         rewards = {name: self.act(self.possible_agents.index(name), action) for name, action in actions.items()}
         self.t += 1
         self.join()

@@ -100,9 +100,6 @@ class InfiniteReward(Steady):
         return -math.inf if self.fails_in(FAILING_STEP) else 1.0
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
-
-
 class HugeReward(Steady):
     def reward(self) -> float:
         return 1e30 if self.fails_in(FAILING_STEP) else 1.0
@@ -121,6 +118,9 @@ class LargeReward(Steady):
 class LargeObservation(Steady):
     def observe(self) -> np.ndarray:
         return np.full(2, 9e11 if self.num_calls % 3 else -9e11, np.float32)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 class StepRaises(Steady):

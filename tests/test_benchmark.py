@@ -13,7 +13,7 @@ from config import Config
 from runtime.run_folder import configure
 from runtime.user_error import UserError
 from tools import benchmark, components
-from tools.benchmark import RandomSampler, Sampler, Throughput, measure_throughput, modes, parse, run_other
+from tools.benchmark import RandomSampler, Sampler, Throughput, measure_throughput, modes, run_other
 from tools.components import Costs
 
 ROOT = Path(__file__).parents[1]
@@ -126,15 +126,11 @@ def test_another_program_is_measured_by_its_last_figure_and_ended_with_all_its_c
             time.sleep(0.05)
 
 
-def test_a_program_that_prints_no_figure_is_an_error() -> None:
-    with pytest.raises(UserError, match="theirs"):
-        run_other("theirs", "echo hello; echo fps 0", "fps ([0-9]+)", 0.1)
-
-
-def test_a_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["echo hello; echo fps 0", "echo fps 0; sleep 600"], ids=["ends", "hangs"])
+def test_a_program_that_prints_no_figure_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "PATIENCE_SEC", 0.3)
     with pytest.raises(UserError, match="theirs"):
-        run_other("theirs", "echo fps 0; sleep 600", "fps ([0-9]+)", 0.1)
+        run_other("theirs", command, "fps ([0-9]+)", 0.1)
 
 
 @pytest.mark.parametrize("argv", [
@@ -146,9 +142,3 @@ def test_bad_input_is_one_line(argv: list[str], capsys: pytest.CaptureFixture) -
     error = capsys.readouterr().err
     assert error.startswith("benchmark.py: ")
     assert error.count("\n") == 1
-
-
-def test_own_flags_do_not_reach_the_configuration() -> None:
-    args = parse(["compare", "--seconds", "3", "--env", "CartPole-v1", "--other", "b", "c", "d"])
-    assert args.settings == {"env": "CartPole-v1"}
-    assert (args.seconds, args.other) == (3.0, [["b", "c", "d"]])

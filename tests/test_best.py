@@ -1,10 +1,9 @@
 """best.pt is the best: by evaluation where there is one, else by the mean over full windows of episodes."""
 
 import copy
-import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -12,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from test_population import assert_equal
+from test_population import assert_equal, make_records, metrics_of, read_json
 
 import evaluate
 from appo import APPO
 from runtime import policy_records, records
 from runtime.checkpoint import BEST, find_checkpoint, is_better, load_checkpoint, policy_dir, sort_of_score
 from runtime.policy_records import RETURN_WINDOW
-from runtime.records import Records
 from shared_buffers import SAVE_BEST
 from weights import SharedWeights
 
@@ -52,12 +50,21 @@ class RisesAndFallsByObjective(RisesAndFalls):
     has_objective = True
 
 
+def run(train_dir: Path, env_steps: int, env: str = "RisesAndFalls", *, episodes: Sequence[float] = (),
+        **settings: Any) -> APPO:
+    """Train, or train on, as if there had been these episodes before."""
+    RisesAndFalls.episodes[:] = episodes
+    with APPO(f"test_best:{env}", train_dir=str(train_dir), **SMALL | settings) as appo:
+        appo.train(env_steps)
+    return appo
+
+
 def best_of(train_dir: Path) -> dict[str, Any]:
     return load_checkpoint(policy_dir(train_dir / "run") / BEST)
 
 
-def rows_of(train_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (train_dir / "run" / "metrics.jsonl").read_text().splitlines()]
+def evaluations_of(train_dir: Path) -> list[dict[str, Any]]:
+    return [row for row in metrics_of(train_dir) if "eval_return" in row]
 
 
 def windows() -> list[float]:
@@ -75,61 +82,45 @@ def test_the_best_full_window_is_saved_when_it_happens(env: str, tmp_path: Path,
     """Long before the end, and in a shorter time than 20 seconds."""
     monkeypatch.setattr(policy_records, "MIN_BEST_SEC", 0.0)
     monkeypatch.setattr(policy_records, "BEST_SHARE", 1e9)
-    RisesAndFalls.episodes.clear()
-    with APPO(f"test_best:{env}", train_dir=str(tmp_path), **SMALL) as appo:
-        appo.train(1200)
+    appo = run(tmp_path, 1200, env)
     best = best_of(tmp_path)
     assert best["score"] == pytest.approx(max(windows()), abs=0.02), "a few episodes finish between two looks"
     assert 600 < best["env_steps"] < 700
     assert float(appo.buffers.best_score[0]) == best["score"]
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["best_score"] == [best["score"]]
+    assert read_json(tmp_path / "run" / "summary.json")["best_score"] == [best["score"]]
     assert f"best score {best['score']:.2f}" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_at_the_end_it_is_looked_at_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving is rare here, and the return still rises."""
     monkeypatch.setattr(policy_records, "MIN_BEST_SEC", 1e9)
-    RisesAndFalls.episodes.clear()
-    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
-        appo.train(450)
+    appo = run(tmp_path, 450)
     assert best_of(tmp_path)["score"] == pytest.approx(windows()[-1], abs=0.01)
     assert appo.records.policies[0].mean_return == pytest.approx(best_of(tmp_path)["score"])
 
 
 def test_without_a_full_window_there_is_no_best(tmp_path: Path) -> None:
-    RisesAndFalls.episodes.clear()
-    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
-        appo.train(80)
+    run(tmp_path, 80)
     assert find_checkpoint(tmp_path / "run", "best") is None
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["best_score"] == [None]
+    assert read_json(tmp_path / "run" / "summary.json")["best_score"] == [None]
 
 
 @pytest.mark.parametrize("damage", ["", "summary", "best"])
 def test_a_resumed_run_knows_the_score_of_the_file(tmp_path: Path, damage: str) -> None:
-    RisesAndFalls.episodes.clear()
-    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
-        appo.train(600)
+    run(tmp_path, 600)
     before = best_of(tmp_path)["score"]
-    RisesAndFalls.episodes[:] = [0.0] * 50  # it is bad again, and does not become as good
     if damage == "summary":
         (tmp_path / "run" / "summary.json").unlink()
     elif damage == "best":
         (policy_dir(tmp_path / "run") / BEST).write_bytes(b"damaged")
-    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
-        appo.train(300)
+    run(tmp_path, 300, episodes=[0.0] * 50)  # it is bad again, and does not become as good
     after = best_of(tmp_path)["score"]
     assert (0 < after < before) if damage == "best" else after == before
 
 
 def test_saving_the_best_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The costlier a file, the rarer; in a run of its own seconds nothing is awaited."""
-    from config import make_config  # noqa: PLC0415
-
-    cfg = make_config({"env": "tiny", "train_dir": str(tmp_path)})
-    cfg.run_dir.mkdir()
-    buffers = SimpleNamespace(best_score=torch.full((1,), -np.inf), best_sort=torch.zeros(1))
-    own = Records(cfg, buffers, resumed_at=None, sgd_steps=[0])
-    clock = [1000.0]
+    own, clock = make_records(tmp_path, 1), [1000.0]
     monkeypatch.setattr(records.time, "monotonic", lambda: clock[0])
 
     def looks(seconds: float) -> int:
@@ -166,11 +157,8 @@ def test_scores_of_different_sorts_are_never_compared_by_size(new: tuple, old: t
 
 def test_a_start_without_a_checkpoint_has_no_best(tmp_path: Path) -> None:
     """A run was killed after its first evaluation, before its first checkpoint."""
-    folder = policy_dir(tmp_path / "run")
-    RisesAndFalls.episodes.clear()
-    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
-        appo.train(450)
-    for path in folder.glob("checkpoint_*.pt"):
+    run(tmp_path, 450)
+    for path in policy_dir(tmp_path / "run").glob("checkpoint_*.pt"):
         path.unlink()
     with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
         assert find_checkpoint(tmp_path / "run", "best") is None
@@ -179,16 +167,12 @@ def test_a_start_without_a_checkpoint_has_no_best(tmp_path: Path) -> None:
 
 def test_a_resumed_run_whose_objectives_come_seldom_keeps_what_they_chose(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    RisesAndFalls.episodes.clear()
-    with APPO("test_best:RisesAndFallsByObjective", train_dir=str(tmp_path), **SMALL) as appo:
-        appo.train(600)
-    before = best_of(tmp_path)
+    run(tmp_path, 600, "RisesAndFallsByObjective")
+    before = best_of(tmp_path)["score"]
     monkeypatch.setattr(RisesAndFallsByObjective, "has_objective", False)  # returns of up to 1 come first
-    RisesAndFalls.episodes[:] = [0.0] * 500
-    with APPO("test_best:RisesAndFallsByObjective", train_dir=str(tmp_path), **SMALL) as appo:
-        appo.train(160)
-        assert appo.records.policies[0].mean_return > before["score"]
-    assert best_of(tmp_path)["score"] == before["score"]
+    resumed = run(tmp_path, 160, "RisesAndFallsByObjective", episodes=[0.0] * 500)
+    assert resumed.records.policies[0].mean_return > before
+    assert best_of(tmp_path)["score"] == before
 
 
 # ---- by evaluation ---------------------------------------------------------------------------------------------------
@@ -209,7 +193,7 @@ def test_the_weights_with_the_best_evaluation_are_saved(tmp_path: Path, monkeypa
     with APPO("CartPole-v1", train_dir=str(tmp_path), eval_every_env_steps=300, eval_episodes=5,
               **SMALL | settings) as appo:
         appo.train(3000)
-    rows = [row for row in rows_of(tmp_path) if "eval_return" in row]
+    rows = evaluations_of(tmp_path)
     assert rows[-1]["eval_sgd_steps"] == appo.versions[0], "the last weights were scored too"
     top = max(row["eval_return"] for row in rows)
     expected = [row for row in rows if row["eval_return"] == top][-1]
@@ -221,11 +205,8 @@ def test_the_weights_with_the_best_evaluation_are_saved(tmp_path: Path, monkeypa
 
 
 def test_evaluations_score_the_true_objective(tmp_path: Path) -> None:
-    RisesAndFalls.episodes.clear()
-    with APPO("test_best:RisesAndFallsByObjective", train_dir=str(tmp_path), eval_every_env_steps=200, eval_episodes=4,
-              **SMALL) as appo:
-        appo.train(900)
-    rows = [row for row in rows_of(tmp_path) if "eval_return" in row]
+    appo = run(tmp_path, 900, "RisesAndFallsByObjective", eval_every_env_steps=200, eval_episodes=4)
+    rows = evaluations_of(tmp_path)
     assert all(row["eval_true_objective"] == pytest.approx(-row["eval_return"]) for row in rows)
     top = max(row["eval_true_objective"] for row in rows)
     assert best_of(tmp_path)["score"] == top > min(row["eval_true_objective"] for row in rows)
@@ -236,8 +217,6 @@ def test_evaluations_score_the_true_objective(tmp_path: Path) -> None:
 def test_the_best_checkpoint_of_an_evaluation_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with APPO("CartPole-v1", train_dir=str(tmp_path), eval_every_env_steps=300, eval_episodes=5, **SMALL) as appo:
         appo.train(600)
-    capsys.readouterr()
     assert evaluate.main(["--env=CartPole-v1", f"--train_dir={tmp_path}", "--experiment=run", "--episodes=2"]) == 0
     best = best_of(tmp_path)
     assert f"best.pt ({best['env_steps']:,} env_steps, score {best['score']:.2f})" in capsys.readouterr().out
-    assert appo.ended

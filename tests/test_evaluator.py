@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from counting_env import CountingEnv, episode_length, number_of
+from counting_env import CountingEnv, episode_length, number_of, reward_code
 from failing_envs import EPISODE_LENGTH
 from one_policy import CPU, make_buffers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -104,13 +104,6 @@ def test_resumed_run_keeps_its_last_evaluation(finished: APPO) -> None:
     assert summary(appo)["evaluation"] == before
 
 
-def test_without_evaluations_there_is_none(tmp_path: Path) -> None:
-    with make("CartPole-v1", tmp_path, serial_mode=True, eval_every_env_steps=0) as appo:
-        appo.train(300)
-    assert not evaluations(appo)
-    assert summary(appo)["evaluation"] == [None]
-
-
 # ---- beside the training ---------------------------------------------------------------------------------------------
 
 
@@ -196,22 +189,19 @@ def test_failing_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("eval_deterministic", [False, True])
-def test_serial_mode_gives_the_same_numbers_twice(tmp_path: Path, eval_deterministic: bool) -> None:
+def test_serial_mode_gives_the_same_numbers_twice_and_learns_the_same_without_evaluations(
+        tmp_path: Path, eval_deterministic: bool) -> None:
     runs = []
-    for name in ("first", "second"):
-        with make("CartPole-v1", tmp_path / name, serial_mode=True, eval_deterministic=eval_deterministic) as appo:
+    for name, period in (("first", PERIOD), ("second", PERIOD), ("without", 0)):
+        with make("CartPole-v1", tmp_path / name, serial_mode=True, eval_deterministic=eval_deterministic,
+                  eval_every_env_steps=period) as appo:
             appo.train(1200)
         runs.append(appo)
-    assert len(evaluations(runs[0])) == 3, "the third one at the end"
-    assert metrics(runs[0].cfg.run_dir) == metrics(runs[1].cfg.run_dir)
-
-
-def test_serial_training_is_the_same_with_and_without_evaluation(tmp_path: Path) -> None:
-    losses = []
-    for period in (0, PERIOD):
-        with make("CartPole-v1", tmp_path / str(period), serial_mode=True, eval_every_env_steps=period) as appo:
-            appo.train(1200)
-        losses.append([row["loss"] for row in metrics(appo.cfg.run_dir) if "loss" in row])
+    assert [len(evaluations(run)) for run in runs] == [3, 3, 0], "the third one at the end"
+    assert summary(runs[2])["evaluation"] == [None]
+    rows = [metrics(run.cfg.run_dir) for run in runs]
+    assert rows[0] == rows[1]
+    losses = [[row["loss"] for row in rows[number] if "loss" in row] for number in (0, 2)]
     assert losses[0] == losses[1]
     assert len(losses[0]) > 1
 
@@ -246,16 +236,12 @@ class Bench:
         self.buffers.policies[0].weights.publish(self.model, version)
 
 
-def test_deterministic_evaluation_of_the_same_policy_gives_the_same_score() -> None:
-    bench = Bench("CartPole-v1", eval_deterministic=True, eval_episodes=25)
-    assert bench.evaluator.env.num_envs == MAX_ENVS
-    assert bench.evaluate() == bench.evaluate()
-    assert bench.reports[0]["eval_return_std"] > 0, "the episodes differ"
-
-
-def test_other_evaluations_sample_their_actions() -> None:
-    modes = [Bench("CartPole-v1", eval_episodes=25, eval_deterministic=mode).evaluate() for mode in (True, False)]
-    assert modes[0]["eval_return"] != modes[1]["eval_return"]
+def test_the_same_policy_has_the_same_score_again_and_another_one_when_its_actions_are_sampled() -> None:
+    likeliest, sampled = (Bench("CartPole-v1", eval_episodes=25, eval_deterministic=mode) for mode in (True, False))
+    assert likeliest.evaluator.env.num_envs == MAX_ENVS
+    assert likeliest.evaluate() == likeliest.evaluate()
+    assert likeliest.reports[0]["eval_return_std"] > 0, "the episodes differ"
+    assert likeliest.reports[0]["eval_return"] != sampled.evaluate()["eval_return"]
 
 
 def test_an_evaluation_draws_nothing_from_the_random_numbers_of_training() -> None:
@@ -295,27 +281,31 @@ def test_evaluation_is_abandoned_at_the_next_step_when_the_run_stops() -> None:
 
 
 class ZeroPlayer:
-    """Always takes action 0."""
+    """Always takes action 0; notes whether it is told rightly that a new episode begins."""
+
+    def __init__(self) -> None:
+        self.told_rightly: list[bool] = []
 
     def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
+        self.told_rightly.append((fresh == (step.obs[0]["obs"][:, 2] == 0)).all())
         actions[0][:] = 0
 
 
-@pytest.mark.parametrize("num_episodes", [1, 2, 3, 8])
-def test_play_spreads_episodes_evenly_and_shows_every_step(num_episodes: int) -> None:
-    seen: list[np.ndarray] = []
-    env = CountingEnv(3)
-    episodes = list(play(env, [ZeroPlayer()], num_episodes, 5, lambda env: seen.append(env.observe()["obs"])))
+@pytest.mark.parametrize("num_episodes", [1, 2, 3, 8, 11])
+def test_play_spreads_episodes_evenly_with_their_true_returns_and_shows_every_step(num_episodes: int) -> None:
+    env, player, seen = CountingEnv(3), ZeroPlayer(), []
+    episodes = [(episode.env, episode.returns.tolist(), episode.lengths.tolist()) for episode in
+                play(env, [player], num_episodes, 5, lambda env: seen.append(env.observe()["obs"]))]
     numbers = [number_of(derive_seed(5, EVALUATION, index=i)) for i in range(3)]
-    expected: list[tuple[int, int]] = []  # the length of each episode and the step in which it ended
-    for i in range(3):
+    expected, ends = [], []
+    for i, number in enumerate(numbers):
         end = -1
         for episode in range(num_episodes // 3 + (i < num_episodes % 3)):
-            length = int(episode_length(np.array(numbers[i]), np.array(episode)))
-            end += length + 1  # one step more resets
-            expected.append((end, length))
-    expected.sort()
-    assert all(episode.lengths.shape == (1,) for episode in episodes), "of each agent"
-    assert sorted(int(episode.lengths[0]) for episode in episodes) == sorted(length for _, length in expected)
-    assert len(seen) == expected[-1][0] + 1, "the first observation, then each step until the last episode's end"
+            t = np.arange(episode_length(number, episode))
+            expected.append((i, [float(reward_code(number, episode, t, 0).sum())], [len(t)]))
+            end += len(t) + 1  # one step more resets
+        ends.append(end)
+    assert sorted(episodes) == sorted(expected)
+    assert len(seen) == max(ends) + 1, "the first observation, then each step until the last episode's end"
     assert (seen[0] == [[number, 0, 0] for number in numbers]).all()
+    assert all(player.told_rightly), "memory is reset with the episode"

@@ -3,11 +3,8 @@
 import functools
 import json
 import multiprocessing
-import os
 import signal
-import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from parts import learners
 import train
 from appo import APPO
 from config import make_config
-from envs import families
 from envs.families import make_vector_env
 from envs.vector_env import EnvironmentFailure, VectorEnv
 from runtime.user_error import UserError
@@ -77,28 +73,14 @@ def test_failure_names_the_environment_its_seed_and_the_step(tmp_path: Path, nam
     assert str(failure.value) in (appo.cfg.run_dir / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("settings", [{"reward_clip": 1.0}, {"reward_scale": 1e-20}])
-def test_a_huge_reward_can_be_clipped_or_scaled(tmp_path: Path, settings: dict[str, float]) -> None:
-    with APPO("failing_envs:HugeReward", train_dir=str(tmp_path), serial_mode=True, **SMALL | settings) as appo:
+@pytest.mark.parametrize(("name", "settings"), [
+    ("HugeReward", {"reward_clip": 1.0}), ("HugeReward", {"reward_scale": 1e-20}), ("LargeReward", {"gamma": 0.9999}),
+    ("LargeObservation", {"gamma": 0.9999})])
+def test_nothing_overflows_when_clipped_or_scaled_or_just_below_what_is_refused(
+        tmp_path: Path, name: str, settings: dict[str, float]) -> None:
+    with APPO(f"failing_envs:{name}", train_dir=str(tmp_path), serial_mode=True, **SMALL | settings) as appo:
         appo.train(500)
         assert all(tensor.isfinite().all() for tensor in learners(appo)[0].model.state_dict().values())
-
-
-@pytest.mark.parametrize("name", ["LargeReward", "LargeObservation"])
-def test_large_numbers_are_learned_from(tmp_path: Path, name: str) -> None:
-    """Nothing overflows just below what is refused."""
-    with APPO(f"failing_envs:{name}", train_dir=str(tmp_path), serial_mode=True, gamma=0.9999, **SMALL) as appo:
-        appo.train(500)
-        assert all(tensor.isfinite().all() for tensor in learners(appo)[0].model.state_dict().values())
-
-
-@pytest.mark.parametrize("action_mask", [True, False])
-def test_finite_numbers_pass(action_mask: bool) -> None:
-    env = make("NothingAllowed" if action_mask else "NanObservation", 4)
-    env.reset(FAILING_SEED + 1)
-    for _ in range(2 * FAILING_RESET):
-        env.step([np.zeros((4, 1), np.float32)])
-    env.close()
 
 
 def test_first_observation_is_checked() -> None:
@@ -119,26 +101,6 @@ def test_steps_are_counted_from_the_last_seeded_reset(name: str) -> None:
     with pytest.raises(EnvironmentFailure, match=f"step {FAILING_RESET if name == 'ResetRaises' else FAILING_STEP}:"):
         for _ in range(2 * FAILING_RESET):
             env.step([np.zeros((1, 1), np.float32)])
-
-
-def test_run_with_a_nan_ends_with_status_1(command: Callable[..., tuple[int, str]]) -> None:
-    status, error = command("failing_envs:NanObservation")
-    assert status == 1
-    assert error.startswith("train.py: rollout_worker_0 failed\nTraceback")
-    assert error.rstrip().endswith(f"EnvironmentFailure: failing_envs:NanObservation, seed {FAILING_SEED}, step 6: "
-                                   "observation 'obs' is not finite: [nan nan]")
-
-
-def test_environment_that_raises_shows_its_own_traceback() -> None:
-    env = make("StepRaises")
-    env.reset(FAILING_SEED)
-    with pytest.raises(EnvironmentFailure) as failure:
-        for _ in range(FAILING_STEP):
-            env.step([np.zeros((2, 1), np.float32)])
-    own, ours = "".join(traceback.format_exception(failure.value)).split("The above exception was the direct cause")
-    assert f'File "{failing_envs.__file__}"' in own
-    assert "ValueError: the wheel came off" in own.splitlines()
-    assert ours.endswith(f"StepRaises, seed {FAILING_SEED}, step 6: step() raised ValueError: the wheel came off\n")
 
 
 # ---- masks and spaces ------------------------------------------------------------------------------------------------
@@ -212,10 +174,9 @@ def test_missing_package_is_one_line_with_the_command_that_installs_it(
 
 
 @pytest.mark.parametrize(("env_id", "settings", "fragments"), [
-    ("CartPole-v1", {"res_w": 64}, ["--res_w and --res_h belong together"]),
-    ("CartPole-v1", {"res_h": 64}, ["--res_w and --res_h belong together"]),
     ("CartPole-v1", {"res_w": 64, "res_h": 64}, ["--res_w and --res_h need uint8 images", "leave them at 0"]),
     ("PongNoFrameskip-v4", {"res_w": 64, "res_h": 64}, ["not for Atari", "leave them at 0"]),
+    ("counting_agents:CountingAgents", {"res_w": 8, "res_h": 8}, ["not for environments of several agents"]),
     ("CartPole-v1", {"env_frameskip": 4}, ["--env_frameskip is for Atari games and VizDoom", "leave it at 1"]),
     ("failing_envs:Steady", {"env_frameskip": 2}, ["--env_frameskip is for", "leave it at 1"]),
     ("CartPole-v1", {"env_framestack": 4}, ["--env_framestack is for Atari games only", "leave it at 1"]),
@@ -237,50 +198,9 @@ def test_function_that_makes_an_environment_works_in_every_process(
     with APPO(env, train_dir=str(tmp_path), serial_mode=serial_mode, **SMALL) as appo:
         appo.train(300)
     name = env if isinstance(env, str) else f"failing_envs:{env.__name__}"
-    assert_learned(tmp_path / name.replace(":", "_"), name)
-
-
-def assert_learned(run_dir: Path, env: str) -> None:
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["env"] == env
+    summary = json.loads((tmp_path / name.replace(":", "_") / "summary.json").read_text())
+    assert (summary["env"], summary["mean_return"]) == (name, [EPISODE_LENGTH])
     assert summary["sgd_steps"] > 0
-    assert summary["mean_return"] == [EPISODE_LENGTH]
-
-
-SCRIPT = """
-from appo import APPO
-from failing_envs import Steady
-
-def make_env():
-    return Steady()
-
-if __name__ == "__main__":
-    with APPO(make_env, num_workers=1, num_envs_per_worker=4, rollout=32, batch_size=128,
-              num_batches_per_epoch=1) as appo:
-        appo.train(300)
-"""
-
-
-def test_function_of_the_running_script_works_in_every_process(tmp_path: Path) -> None:
-    (tmp_path / "my_script.py").write_text(SCRIPT)
-    path = os.pathsep.join([str(Path(train.__file__).parent), str(Path(__file__).parent)])
-    process = subprocess.run([sys.executable, "my_script.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": path},
-                             timeout=180, check=False, capture_output=True, text=True)
-    assert (process.returncode, process.stderr) == (0, "")
-    assert_learned(tmp_path / "train_dir" / "my_script_make_env", "my_script:make_env")
-
-
-@pytest.mark.parametrize(("env", "fragments"), [
-    ("no_such_module:make", ["--env=no_such_module:make", "'no_such_module'", "install no_such_module", "PYTHONPATH"]),
-    ("failing_envs:make_stedy", ["--env=failing_envs:make_stedy"]),
-    ("failing_envs:not_callable", ["--env=failing_envs:not_callable"]),
-    ("failing_envs:", ["--env=failing_envs:"]),
-    (":make", ["--env=:make"]),
-])
-def test_function_that_does_not_exist_is_refused_with_one_line(env: str, fragments: list[str]) -> None:
-    with pytest.raises(UserError) as refusal:
-        families.find_spec(env)
-    assert_one_line(str(refusal.value), fragments)
 
 
 def test_function_without_a_name_is_refused_with_one_line(tmp_path: Path) -> None:

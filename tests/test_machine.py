@@ -17,15 +17,22 @@ def settings_of(machine: Machine, family: str, given: dict) -> dict:
 @pytest.mark.parametrize("family", PROFILES)
 @pytest.mark.parametrize("machine", MACHINES, ids=str)
 @pytest.mark.parametrize("given", [{}, {"num_workers": 3}, {"num_policies": 4}, {"worker_num_splits": 3}], ids=str)
-def test_settings_are_valid_and_what_was_given_stays(family: str, machine: Machine, given: dict) -> None:
-    settings = settings_of(machine, family, given)
-    cfg = make_config(settings, given)
-    assert {name: getattr(cfg, name) for name in given} == given
+def test_settings_are_valid_what_was_given_stays_and_environments_are_spread_over_the_workers(
+        family: str, machine: Machine, given: dict) -> None:
+    settings = settings_of(machine, family, given) | given
+    cfg = make_config(settings)
+    assert {name: getattr(cfg, name) for name in settings} == settings
     assert cfg.policy_workers_per_policy * cfg.num_policies <= max(machine.cores, cfg.num_policies)
     in_flight = cfg.num_workers * cfg.num_envs_per_worker * cfg.rollout
     dataset = cfg.batch_size * cfg.num_batches_per_epoch
     if not given and family in LARGE_OBSERVATIONS and machine.cores <= 16:
         assert in_flight < 1.6 * dataset, "experience would be old before it is learned from"
+    if "num_policies" not in given and (family not in LARGE_OBSERVATIONS or machine == Machine(2, 0)):
+        profile = family_profile(family, "appo")
+        num_envs = (profile if machine.num_gpus else profile | profile["without_gpu"])["num_envs"]
+        rounding = cfg.num_workers * cfg.worker_num_splits / 2
+        assert (abs(cfg.num_workers * cfg.num_envs_per_worker - num_envs) <= rounding
+                or cfg.num_envs_per_worker == cfg.worker_num_splits), "one for each split is the least"
 
 
 def test_two_cores_get_what_was_measured_there() -> None:

@@ -15,10 +15,9 @@ import pytest
 
 from appo import Settings
 from config import tunable
-from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
+from envs.reward_shaping import flatten_shaping, unflatten_shaping
 from pbt import (
     SHAPING_LIMITS,
-    Decision,
     decide,
     draw_policies,
     draw_snapshots,
@@ -59,6 +58,13 @@ def is_uniform_between(draws: Sequence[float], low: float, high: float, bins: in
     assert scaled.min() > -1e-9
     assert scaled.max() < 1 + 1e-9
     return is_uniform([min(max(int(x * bins), 0), bins - 1) for x in scaled], range(bins))
+
+
+def are_factors(ratios: Sequence[float], low: float, high: float) -> bool:
+    """Tell whether ratios are uniform factors of a range, half of them inverted."""
+    ups, downs = [ratio for ratio in ratios if ratio > 1], [1 / ratio for ratio in ratios if ratio < 1]
+    return (len(ups) + len(downs) == len(ratios) and is_share(len(ups), len(ratios), 0.5)
+            and is_uniform_between(ups, low, high) and is_uniform_between(downs, low, high))
 
 
 # ---- who plays ---------------------------------------------------------------------------------------------------
@@ -168,7 +174,8 @@ def test_the_fraction_is_rounded_up_and_nobody_is_both_best_and_worst(num_polici
     (-10.0, -20.0, 1.0, 1e-6, False), (-20.0, -10.0, 0.0, 0.0, False), (-20.0, -10.0, 0.1, 1e-6, False),
     (1.0, -1.0, 1.9, 1e-6, True), (1.0, -1.0, 2.0, 1e-6, False),  # on both sides of 0
     (0.0, -1e-6, 0.1, 1e-6, False), (0.0, -2e-6, 0.1, 1e-6, True), (1e-7, 0.0, 0.1, 1e-6, False),  # 0 and tiny ones
-    (5.0, 5.0, 0.0, 0.0, False), (0.0, 0.0, 0.1, 1e-6, False), (-5.0, -5.0, 0.0, 0.0, False)])  # no gap
+    (5.0, 5.0, 0.0, 0.0, False), (0.0, 0.0, 0.1, 1e-6, False), (-5.0, -5.0, 0.0, 0.0, False),  # no gap
+    (0.5, -math.inf, 0.1, 1e-6, True)])  # from one that never reached an objective
 def test_a_donor_must_exceed_both_gaps(
         donor: float, own: float, relative_gap: float, absolute_gap: float, better: bool) -> None:
     assert is_much_better(donor, own, relative_gap, absolute_gap) is better
@@ -201,12 +208,6 @@ def test_decisions(
     assert {(decision.policy, decision.mutate) for decision in decisions} == {(policy, mutated)}
     for decision in decisions:
         assert re.search(words, decision.words), decision.words
-
-
-def test_with_fraction_0_all_are_mutated_and_with_fraction_1_none() -> None:
-    for policy in range(1, 10):
-        assert decide(policy, ASCENDING, seeded(), fraction=0.0, **GAPS)[:3] == (policy, None, True)
-        assert decide(policy, ASCENDING, seeded(), fraction=1.0, **GAPS)[:3] == (policy, None, False)
 
 
 def test_donors_are_drawn_uniformly_from_the_best() -> None:
@@ -245,10 +246,7 @@ def test_numbers_are_multiplied_or_divided_by_a_factor(rate: float, value: float
     assert len(mutated) == N
     assert len(ratios) == N * rate if rate in (0, 1) else is_share(len(ratios), N, rate)
     if rate:
-        ups, downs = [ratio for ratio in ratios if ratio > 1], [1 / ratio for ratio in ratios if ratio < 1]
-        assert is_share(len(ups), len(ratios), 0.5)
-        assert is_uniform_between(ups, 1.1, 1.5)
-        assert is_uniform_between(downs, 1.1, 1.5)
+        assert are_factors(ratios, 1.1, 1.5)
 
 
 @pytest.mark.parametrize("rate", [0.15, 1.0])
@@ -269,12 +267,7 @@ def test_booleans_flip(value: bool, default: bool) -> None:
 def test_gamma_changes_by_its_distance_from_1() -> None:
     rng, gamma = seeded(), {"gamma": 0.99}
     mutated = [mutate(gamma, gamma, rng, rate=1.0, limits=LIMITS, **FACTORS)["gamma"] for _ in range(10_000)]
-    ratios = [(1 - value) / (1 - 0.99) for value in mutated]
-    ups, downs = [ratio for ratio in ratios if ratio > 1], [1 / ratio for ratio in ratios if ratio < 1]
-    assert is_share(len(ups), 10_000, 0.5)
-    assert len(ups) + len(downs) == 10_000
-    assert is_uniform_between(ups, 1.01, 1.2)
-    assert is_uniform_between(downs, 1.01, 1.2)
+    assert are_factors([(1 - value) / (1 - 0.99) for value in mutated], 1.01, 1.2)
 
 
 def test_a_reward_shaping_named_gamma_is_a_number_like_any_other() -> None:
@@ -334,6 +327,46 @@ def test_reward_shaping_keeps_its_sign_and_a_finite_size() -> None:
             assert 1e-300 <= -values["tiny"] <= high
 
 
+def test_a_mutation_does_not_modify_its_arguments() -> None:
+    values, defaults = {"a": 1.0, "b": True, "c": 0.0}, {"a": 2.0, "b": False, "c": 0.0}
+    mutated = mutate(values, defaults, seeded(), rate=1.0, **FACTORS)
+    assert mutated != values == {"a": 1.0, "b": True, "c": 0.0}
+    assert defaults == {"a": 2.0, "b": False, "c": 0.0}
+    assert mutate(values, defaults, seeded(), rate=0.0, **FACTORS) is not values, "a mutation is a new dict"
+
+
+# ---- reward shaping ----------------------------------------------------------------------------------------------
+
+
+SHAPING = {"kill": 1, "death": -0.5, "alive": True, "weapons": {"pistol": (0.1, 2), "use": False, "none": {}},
+           "list": [np.float32(0.5), np.int64(-3), np.bool_(True), {"deep": [[7]]}], 3: np.uint8(4)}
+FLAT = {"kill": 1.0, "death": -0.5, "alive": True, "weapons/pistol/0": 0.1, "weapons/pistol/1": 2.0,
+        "weapons/use": False, "list/0": 0.5, "list/1": -3.0, "list/2": True, "list/3/deep/0/0": 7.0, "3": 4.0}
+
+
+@pytest.mark.parametrize(("shaping", "flat", "mutated"), [  # mutated: all signs are turned; with numbers of Python
+    (SHAPING, FLAT, {"kill": -1.0, "death": 0.5, "alive": False,
+                     "weapons": {"pistol": (-0.1, -2.0), "use": True, "none": {}},
+                     "list": [-0.5, 3.0, False, {"deep": [[-7.0]]}], 3: -4.0}),
+    ({}, {}, {}), ([], {}, []), (2, {"": 2.0}, -2.0), (True, {"": True}, False), ((1,), {"0": 1.0}, (-1.0,))])
+def test_reward_shaping_becomes_flat_numbers_and_mutated_ones_find_their_places(
+        shaping: Any, flat: dict[str, Any], mutated: Any) -> None:
+    before = repr(shaping)
+    assert repr(flatten_shaping(shaping)) == repr(flat), "equal in values, types and order"
+    turned = {path: not value if isinstance(value, bool) else -value for path, value in reversed(flat.items())}
+    assert repr(unflatten_shaping(shaping, turned)) == repr(mutated)
+    assert repr(shaping) == before
+
+
+@pytest.mark.parametrize("leaf", [
+    "1.0", None, math.nan, math.inf, -math.inf, np.float32("nan"), np.float64("inf"), 1j, np.complex64(1),
+    np.ones(2), {1, 2}, len], ids=repr)
+def test_anything_else_in_a_reward_shaping_is_refused_by_its_path(leaf: Any) -> None:
+    for shaping, path in (({"a": 1, "b": {"c": [0, leaf]}}, "b/c/1"), ((leaf,), "0"), (leaf, "")):
+        with pytest.raises(UserError, match=rf"get_default_reward_shaping\(\).*'{path}' is"):
+            flatten_shaping(shaping)
+
+
 RANDOM: dict[str, Callable[[np.random.Generator], Any]] = {
     "draw_policies": lambda rng: draw_policies(AGENTS, POLICIES, rng, mix=True),
     "draw_snapshots": lambda rng: draw_snapshots([5, 5, 5], 0.5, rng),
@@ -347,60 +380,3 @@ def test_the_generator_alone_decides(name: str) -> None:
     results = [[RANDOM[name](rng) for _ in range(20)] for rng in map(seeded, (1, 1, 2))]
     assert results[0] == results[1]
     assert results[0] != results[2]
-
-
-def test_the_arguments_are_not_modified() -> None:
-    values, defaults = {"a": 1.0, "b": True, "c": 0.0}, {"a": 2.0, "b": False, "c": 0.0}
-    mutated = mutate(values, defaults, seeded(), rate=1.0, **FACTORS)
-    assert mutated != values == {"a": 1.0, "b": True, "c": 0.0}
-    assert defaults == {"a": 2.0, "b": False, "c": 0.0}
-    assert mutate(values, defaults, seeded(), rate=0.0, **FACTORS) is not values, "a mutation is a new dict"
-    objectives = dict(MIDDLING)
-    assert isinstance(decide(2, objectives, seeded(), fraction=0.3, **GAPS), Decision)
-    assert objectives == MIDDLING
-
-
-# ---- reward shaping ----------------------------------------------------------------------------------------------
-
-
-SHAPING = {"kill": 1, "death": -0.5, "alive": True, "weapons": {"pistol": (0.1, 2), "use": False, "none": {}},
-           "list": [np.float32(0.5), np.int64(-3), np.bool_(True), {"deep": [[7]]}], 3: np.uint8(4)}
-FLAT = {"kill": 1.0, "death": -0.5, "alive": True, "weapons/pistol/0": 0.1, "weapons/pistol/1": 2.0,
-        "weapons/use": False, "list/0": 0.5, "list/1": -3.0, "list/2": True, "list/3/deep/0/0": 7.0, "3": 4.0}
-
-
-@pytest.mark.parametrize(("shaping", "flat", "plain"), [  # plain: as it comes back, with numbers of Python
-    (SHAPING, FLAT, {"kill": 1.0, "death": -0.5, "alive": True,
-                     "weapons": {"pistol": (0.1, 2.0), "use": False, "none": {}},
-                     "list": [0.5, -3.0, True, {"deep": [[7.0]]}], 3: 4.0}),
-    ({}, {}, {}), ([], {}, []), (2, {"": 2.0}, 2.0), (True, {"": True}, True), ((1,), {"0": 1.0}, (1.0,))])
-def test_reward_shaping_becomes_flat_numbers_and_comes_back(shaping: Any, flat: dict[str, Any], plain: Any) -> None:
-    assert repr(flatten_shaping(shaping)) == repr(flat), "equal in values, types and order"
-    assert repr(unflatten_shaping(shaping, flat)) == repr(plain)
-
-
-def test_mutated_numbers_find_their_places() -> None:
-    mutated = {path: not value if isinstance(value, bool) else -value for path, value in reversed(FLAT.items())}
-    before = repr(SHAPING)
-    assert repr(unflatten_shaping(SHAPING, mutated)) == repr({
-        "kill": -1.0, "death": 0.5, "alive": False, "weapons": {"pistol": (-0.1, -2.0), "use": True, "none": {}},
-        "list": [-0.5, 3.0, False, {"deep": [[-7.0]]}], 3: -4.0})
-    assert repr(SHAPING) == before
-
-
-@pytest.mark.parametrize("leaf", [
-    "1.0", None, math.nan, math.inf, -math.inf, np.float32("nan"), np.float64("inf"), 1j, np.complex64(1),
-    np.ones(2), {1, 2}, len], ids=repr)
-def test_anything_else_in_a_reward_shaping_is_refused_by_its_path(leaf: Any) -> None:
-    for shaping, path in (({"a": 1, "b": {"c": [0, leaf]}}, "b/c/1"), ((leaf,), "0"), (leaf, "")):
-        with pytest.raises(UserError, match=rf"get_default_reward_shaping\(\).*'{path}' is"):
-            flatten_shaping(shaping)
-
-
-def test_all_environments_must_have_the_same_reward_shaping_keys() -> None:
-    check_shaping_keys({"a": 1.0, "b/c": True}, {"b/c": False, "a": 2.0})
-    check_shaping_keys({}, {})
-    with pytest.raises(UserError, match="'b/c' is missing"):
-        check_shaping_keys({"a": 1.0, "b/c": True, "d": 1.0}, {"a": 1.0})
-    with pytest.raises(UserError, match="'b/c' is new"):
-        check_shaping_keys({"a": 1.0}, {"a": 1.0, "d": 1.0, "b/c": True})

@@ -17,6 +17,8 @@ from envs.multi_agent import ParallelVectorEnv
 from envs.vector_env import VectorEnv
 from runtime.evaluator import RandomPlayer, play
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the games themselves use that is outdated
+
 
 def games() -> list[str]:
     """List all games of PettingZoo's classic collection and of MPE, whatever their versions."""
@@ -52,15 +54,13 @@ def test_all_collections_are_there() -> None:
     assert sum(name.startswith("mpe2.") for name in names) >= 9
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_env_behind_wrappers_tells_whose_turn_it_is() -> None:
     """Also in the first step, when no info does."""
     from pettingzoo.utils.conversions import turn_based_aec_to_parallel  # noqa: PLC0415
     from pettingzoo.utils.wrappers import BaseParallelWrapper  # noqa: PLC0415
 
     def make_wrapped() -> Any:
-        game = importlib.import_module("pettingzoo.classic.leduc_holdem_v4").env()
-        return BaseParallelWrapper(BaseParallelWrapper(turn_based_aec_to_parallel(game)))
+        return BaseParallelWrapper(BaseParallelWrapper(turn_based_aec_to_parallel(make_turns())))
 
     assert ParallelVectorEnv(make_wrapped, 3, "wrapped").reset(0).active.sum() == 3
 
@@ -69,13 +69,11 @@ def make_turns() -> Any:
     return importlib.import_module("pettingzoo.classic.leduc_holdem_v4").env()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_function_may_return_a_turn_based_game() -> None:
     env = families.make_vector_env(make_config({"env": "test_pettingzoo:make_turns"}), 3)
     assert env.reset(0).active.sum() == 3
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_what_is_learned_from_are_moves(tmp_path: Path) -> None:
     """Through the rollout worker: each valid row is one move."""
     settings = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "serial_mode": True,
@@ -91,7 +89,6 @@ def test_what_is_learned_from_are_moves(tmp_path: Path) -> None:
     assert closed > 300
 
 
-@pytest.mark.filterwarnings("ignore")  # what the games themselves use that is outdated
 @pytest.mark.parametrize("name", games())
 def test_decisions_are_moves(name: str) -> None:
     """The oracle is the game itself, over 20 episodes of random play."""

@@ -21,12 +21,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import pytest
 import tiny_games
 import torch
 from parts import learners
-from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_games import STEPS, TAPE, wage
 
@@ -39,10 +37,8 @@ from envs.families import probe
 from envs.reward_shaping import flatten_shaping
 from learner import Learner
 from pbt import assign_kinds
-from rollout_worker import RolloutWorker
 from runtime import crew, memory
 from runtime.checkpoint import DONOR, find_checkpoint, load_checkpoint, policy_dir
-from runtime.crew import ComponentError
 from runtime.machine import choose_device
 from runtime.population import Population
 from runtime.records import Records, cut_lost_rows
@@ -194,6 +190,15 @@ class Watch:
                 (Learner, "sgd_step", watched_sgd_step)):
             patch.setattr(owner, name, function)
 
+    def first_steps(self) -> list[tuple[SgdStep, int]]:
+        """Return a policy's first SGD step after each change of its settings, and the env_steps before the change."""
+        found = []
+        for policy, number in self.configured:
+            later = [step for step in self.sgd_steps[number:] if step.policy == policy]
+            if number and later:
+                found.append((later[0], self.sgd_steps[number - 1].env_steps))
+        return found
+
 
 def settle(running: APPO) -> None:
     """Let a serial run carry out what was decided last."""
@@ -229,22 +234,11 @@ def test_files_tell_the_settings_and_the_shaping_of_every_policy(finished: Simpl
 
 
 def test_files_are_json_whatever_the_settings(tmp_path: Path) -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
     make(tmp_path, **PBT | {"max_grad_norm": math.inf}).close()
     for path in [*(tmp_path / "run").glob("policy_*_cfg.json"), tmp_path / "run" / "population.jsonl"]:
-        for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
-            json.loads(text, parse_constant=refuse)
+        assert not re.search("Infinity|NaN", path.read_text()), "they are not JSON"
     with make(tmp_path, **PBT) as resumed:
         assert learners(resumed)[0].cfg.max_grad_norm == math.inf
-
-
-def test_the_history_is_drawn(finished: SimpleNamespace) -> None:
-    with Image.open(finished.dir / "population.png") as image:
-        picture = np.asarray(image.convert("RGB"))
-    assert min(picture.shape[:2]) > 200
-    assert picture.std() > 5, "it shows something"
 
 
 @pytest.mark.parametrize(("rate", "optimize_gamma"), [(1.0, True), (0.0, False)])
@@ -268,10 +262,9 @@ def test_policy_0_begins_with_the_given_settings_and_each_other_with_one_mutatio
             ratio = (1 - numbers["gamma"]) / (1 - 0.95)
             assert 1.01 - 1e-9 <= max(ratio, 1 / ratio) <= 1.2 + 1e-9
     assert begin[1] != begin[2] or not rate, "each has a mutation of its own"
-    for policy, learner in enumerate(learners(running)):
-        assert begin[policy].items() >= {name: getattr(learner.cfg, name) for name in given
-                                         if name in defaults}.items()
-        assert learner.state.learning_rate == begin[policy]["learning_rate"]
+    for numbers, learner in zip(begin, learners(running), strict=True):
+        assert tunable(learner.cfg).items() <= numbers.items()
+        assert learner.state.learning_rate == numbers["learning_rate"]
 
 
 def test_each_event_follows_from_the_one_before_and_from_its_donor(finished: SimpleNamespace) -> None:
@@ -329,9 +322,6 @@ def test_decisions_stand_in_the_log_in_words(finished: SimpleNamespace) -> None:
     lines = (finished.dir / "log.txt").read_text().splitlines()
     told = [line.split(" PBT: ")[1] for line in lines if " PBT: " in line]
     assert told == [event["words"] for event in finished.events[4:]]
-    replaced = next(event for event in finished.events[4:] if event["donor"] is not None)
-    assert f"policy {replaced['policy']} (objective {replaced['objective']:.4g}) is 4 of 4" in replaced["words"]
-    assert f"it becomes a copy of policy {replaced['donor']} (objective" in replaced["words"]
 
 
 def test_settings_objectives_and_decisions_are_in_tensorboard(finished: SimpleNamespace) -> None:
@@ -399,37 +389,23 @@ def assert_equal(a: Any, b: Any) -> None:
         assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
 
 
-@pytest.mark.parametrize("lr_schedule", ["constant", "kl_adaptive"])
 def test_a_mutated_learning_rate_survives_the_optimizer_of_the_donor(
-        finished: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lr_schedule: str) -> None:
-    watch = finished.watch
-    if lr_schedule != "constant":
-        watch = Watch(monkeypatch)
-        run(tmp_path, 1600, **PBT | {"num_policies": 3, "lr_schedule": lr_schedule})
-    mutated = {done.policy for done in watch.copies} - {0}
-    assert mutated
-    first_steps = [next(step for step in watch.sgd_steps[number:] if step.policy == policy)
-                   for policy, number in watch.configured
-                   if any(step.policy == policy for step in watch.sgd_steps[number:])]
-    assert {step.policy for step in first_steps} >= mutated
-    for step in first_steps:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    run(tmp_path, 1600, **PBT | {"num_policies": 3, "lr_schedule": "kl_adaptive"})
+    steps = [step for step, _ in watch.first_steps()]
+    assert {step.policy for step in steps} & ({done.policy for done in watch.copies} - {0})
+    for step in steps:
         assert step.rate == step.wanted_rate, "the first step after new settings"
 
 
 def test_a_mutated_learning_rate_goes_on_decaying_linearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, total = Watch(monkeypatch), 1200
     run(tmp_path, 1100, **PBT | {"num_policies": 3, "lr_schedule": "linear_decay", "train_for_env_steps": total})
-    changes = [(policy, number) for policy, number in watch.configured if number]
-    assert changes
-    checked = 0
-    for policy, number in changes:
-        before = watch.sgd_steps[number - 1].env_steps  # no later than the settings have changed
-        step = next((step for step in watch.sgd_steps[number:] if step.policy == policy), None)
-        if step is not None:
-            checked += 1
-            share = step.rate / step.wanted_rate
-            assert share <= 1 - before / total + 1e-9, f"{share:.0%} of the rate at {step.env_steps} of {total} steps"
-    assert checked
+    assert watch.first_steps()
+    for step, before in watch.first_steps():
+        share = step.rate / step.wanted_rate
+        assert share <= 1 - before / total + 1e-9, f"{share:.0%} of the rate at {step.env_steps} of {total} steps"
 
 
 def test_what_was_acted_before_a_replacement_is_not_learned_from(watched: Watch) -> None:
@@ -489,28 +465,6 @@ def test_an_episode_plays_the_newest_shaping_of_a_policy(finished: SimpleNamespa
     assert any(shaping == now[1] for _, shaping in begins)
 
 
-def test_every_agent_is_given_the_shaping_of_the_policy_it_plays(tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, pairs = RolloutWorker.draw, set()
-
-    def watched_draw(worker: RolloutWorker, split: Any, env: int, own: slice) -> None:
-        TAPE.clear()
-        draw(worker, split, env, own)
-        policies = split.policy[own].tolist()
-        pairs.add(tuple(policies))
-        wanted = worker.buffers.shaping[policies, 0].tolist()
-        assert [(call.what, call.agent, call.shaping) for call in TAPE] == [
-            ("shaping", agent, {"pay": pay}) for agent, pay in enumerate(wanted)]
-
-    monkeypatch.setattr(RolloutWorker, "draw", watched_draw)
-    run(tmp_path, 400, "SharedPayday", **PBT | {"num_policies": 2})
-    assert pairs == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    begin, decided = events_of(tmp_path / "run")[:2], events_of(tmp_path / "run")[2:]
-    for policy in range(2):
-        first = next(event for event in decided if event["policy"] == policy)
-        assert first["objective"] == pytest.approx(begin[policy]["shaping/pay"]), "an agent earns for its own policy"
-
-
 @pytest.mark.parametrize(("env", "sign"), [("Payday", 1), ("Misleading", -1)])
 def test_the_true_objective_is_ranked_by_or_else_the_return(tmp_path: Path, env: str, sign: int) -> None:
     running = run(tmp_path, 900, env, **PBT | {"pbt_mutation_rate": 0.5})
@@ -563,7 +517,7 @@ def test_a_resumed_population_goes_on_where_it_was(finished: SimpleNamespace, tm
         assert after.settings == before.settings
         assert after.shaping == before.shaping
         assert after.last_update == before.last_update
-        assert after.last_update != [0] * 4
+        assert any(after.last_update[policy] for policy in range(4))
         assert torch.equal(resumed.buffers.settings, finished.run.buffers.settings)
         assert torch.equal(resumed.buffers.shaping, finished.run.buffers.shaping)
         for policy, learner in enumerate(learners(resumed)):
@@ -620,7 +574,6 @@ def test_population_based_training_may_begin_when_a_run_is_resumed(tmp_path: Pat
     assert [(event["policy"], event["policy_steps"]) for event in begin] == [(0, 0), (1, 0)]
     assert numbers_of(begin[0]) == tunable(resumed.cfg) | FLAT_SHAPING
     assert numbers_of(begin[1]) != numbers_of(begin[0]), "the others begin with a mutation now"
-    assert read_json(tmp_path / "run" / "policy_01_cfg.json").items() <= numbers_of(begin[1]).items()
 
 
 def test_a_run_that_begins_anew_has_no_history_of_the_one_that_crashed_before_its_first_checkpoint(
@@ -726,9 +679,6 @@ def test_who_never_reaches_an_objective_is_the_worst_and_holds_nobody_up(tmp_pat
         records.add("episodes", [[(1, 70.0, 5, math.nan)]], 0)
     assert records.objectives([0, 0, 0]) == [0.5, -math.inf, None]
     records.close_files()
-    decision = pbt.decide(1, {0: 0.5, 1: -math.inf}, np.random.default_rng(0), fraction=0.3, relative_gap=0.1,
-                          absolute_gap=1e-6)
-    assert decision.donor == 0
 
 
 def test_a_resumed_policy_is_ranked_after_a_hundred_episodes(tmp_path: Path) -> None:
@@ -774,14 +724,10 @@ def refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callab
     (["--self_play_past_fraction=0.5"], ["--self_play_past_fraction=0.5 needs opponents", "tiny_games:Payday"]),
     (["--self_play_past_fraction=1.5"], ["--self_play_past_fraction=1.5 must lie between 0 and 1"]),
     (["--self_play_snapshots=0"], ["--self_play_snapshots=0 must be greater than 0"]),
-    (["--pbt_perturb_min=0.9"], ["--pbt_perturb_min=0.9", "above 1"]),
-    (["--pbt_perturb_min=1"], ["--pbt_perturb_min=1", "above 1"]),
     (["--pbt_perturb_max=1.05"], ["--pbt_perturb_min=1.1 is above --pbt_perturb_max=1.05"]),
     (["--pbt_replace_fraction=1.1"], ["--pbt_replace_fraction=1.1 must lie between 0 and 1"]),
-    (["--pbt_replace_fraction=-0.1"], ["--pbt_replace_fraction=-0.1 must lie between 0 and 1"]),
     (["--pbt_mutation_rate=2"], ["--pbt_mutation_rate=2", "must lie between 0 and 1"]),
     (["--pbt_period_env_steps=0"], ["--pbt_period_env_steps=0 must be greater than 0"]),
-    (["--pbt_replace_reward_gap=-1"], ["--pbt_replace_reward_gap=-1", "must not be negative"]),
     (["--policy_mapping=all_play_first"], ["--policy_mapping=all_play_first must be module:function"]),
     (["--policy_mapping=tiny_games:all_play_frist"], ["'all_play_frist'", "did you mean all_play_first?"]),
     (["--policy_mapping=no_such_file:f"], ["--policy_mapping=no_such_file:f", "no module 'no_such_file'"]),
@@ -836,8 +782,6 @@ PBT_FLAGS = ["--num_policies=2", "--with_pbt"]
 @pytest.mark.parametrize(("env", "fragments"), [
     ("BadShaping", ["get_default_reward_shaping()", "'bonus/at_end/0' is 'a lot'", "finite numbers"]),
     ("NewKeyInThird", ["'tip' is new in another environment"]),
-    ("NewKeyInFourth", ["'tip' is new in another environment"]),
-    ("MissingKeyInThird", ["'bonus/at_end/0' is missing in another environment"]),
     ("MissingKeyInFourth", ["'bonus/at_end/0' is missing in another environment"]),
 ])
 def test_impossible_shapings_are_refused_with_one_line(refuse: Callable[..., str], env: str, fragments: list[str]
@@ -873,7 +817,8 @@ def test_more_policies_than_memory_are_refused(refuse: Callable[..., str], tmp_p
     needed = bytes_needed(num_policies)
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=needed - 1))
     line = refuse("--env=tiny_games:Payday", *FLAGS, f"--num_policies={num_policies}")
-    assert f"--num_policies={num_policies} needs about {needed / 1e9:.1f} GB of memory ({needed:,} bytes)" in line
+    what = f"--num_policies={num_policies}" if num_policies > 1 else "the run"
+    assert f"{what} needs about {needed / 1e9:.1f} GB of memory ({needed:,} bytes)" in line
     assert "lower --num_envs_per_worker, --rollout or --batch_size" in line
     assert ("use --num_policies=" in line) == (num_policies > 1)
     assert not list(tmp_path.iterdir()), "nothing was written"
@@ -961,27 +906,22 @@ def test_a_resumed_run_continues_every_policy_and_begins_a_new_one(several: Path
     after = [load_checkpoint(find_checkpoint(tmp_path / "run", policy=policy)) for policy in range(NUM_POLICIES + 1)]
     assert all(new["sgd_steps"] > old["sgd_steps"] for new, old in zip(after, states, strict=False))
     assert after[-1]["sgd_steps"] > 0
-    for state in after:
-        assert {int(adam["step"]) for adam in state["optimizer"]["state"].values()} == {state["sgd_steps"]}
     assert len(read_json(tmp_path / "run" / "summary.json")["mean_return"]) == NUM_POLICIES + 1
 
 
 def test_population_based_training_works_in_processes(tmp_path: Path) -> None:
-    num_policies = 2
-    with make(tmp_path, **PBT | ASYNC | {"num_policies": num_policies}) as running:
+    with make(tmp_path, **PBT | ASYNC | {"num_policies": 2}) as running:
         running.train(100_000, should_stop=lambda: any(
             event["donor"] is not None for event in events_of(running.cfg.run_dir)))
-        decided = len(events_of(running.cfg.run_dir))
         running.train(2000)
     assert not multiprocessing.active_children()
     events = events_of(running.cfg.run_dir)
     assert any(event["donor"] is not None for event in events)
-    assert len(events) >= decided
     assert (running.cfg.run_dir / "population.png").stat().st_size > 0
-    for policy in range(num_policies):
+    for policy in range(2):
         last = [event for event in events if event["policy"] == policy][-1]
         assert running.population.numbers(policy) == numbers_of(last)
-    assert any((policy_dir(running.cfg.run_dir, policy) / DONOR).exists() for policy in range(num_policies))
+    assert list(running.cfg.run_dir.rglob(DONOR))
     assert "PBT: " in (running.cfg.run_dir / "log.txt").read_text()
 
 
@@ -995,50 +935,22 @@ def test_a_policy_that_is_seldom_drawn_does_not_end_the_run(tmp_path: Path, monk
     assert 0 < steps[1] < steps[0] / 10
 
 
-@pytest.mark.parametrize("name", ["learner_1", "policy_worker_0_0"])
-def test_a_killed_component_ends_the_run_with_its_name_and_leaves_no_process(tmp_path: Path, name: str) -> None:
-    killed: list[psutil.Process] = []
-
-    def kill() -> bool:
-        if not killed and all(running.versions):
-            killed.append(next(process for process in running.crew.processes if process.name == name))
-            killed[0].kill()
-        return False
-
-    with (pytest.raises(ComponentError, match=rf"^{name} was killed by SIGKILL \(out of memory\?\)$"),
-          make(tmp_path, num_policies=2, **ASYNC) as running):
-        running.train(1_000_000_000, should_stop=kill)
-    assert len(killed) == 1
-    assert not multiprocessing.active_children()
-    assert not any(psutil.pid_exists(process.pid) for process in running.crew.processes)
-    assert f"{name} was killed by SIGKILL" in (running.cfg.run_dir / "log.txt").read_text()
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
 # ---- devices -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2, 3])
-@pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_policies_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch, name: str, num_gpus: int) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.parametrize(("name", "num_gpus", "devices"), [
+    ("auto", 0, ["cpu"] * 5), ("cpu", 4, ["cpu"] * 5), ("cuda:1", 4, ["cuda:1"] * 5),
+    *((name, 1, ["cuda:0"] * 5) for name in ("auto", "cuda")),
+    *((name, 3, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]) for name in ("auto", "cuda"))])
+def test_policies_take_turns_on_the_gpus_unless_one_device_is_chosen(
+        monkeypatch: pytest.MonkeyPatch, name: str, num_gpus: int, devices: list[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert [choose_device(name, policy) for policy in range(5)] == [
-        torch.device("cuda", policy % num_gpus) for policy in range(5)]
-
-
-def test_a_chosen_device_is_used_by_every_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {choose_device("cpu", policy) for policy in range(5)} == {torch.device("cpu")}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch, "empty", lambda *shape, device: None)
-    assert {choose_device("cuda:1", policy) for policy in range(5)} == {torch.device("cuda:1")}
+    assert [str(choose_device(name, policy)) for policy in range(5)] == devices
 
 
-def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert choose_device("auto", 3) == torch.device("cpu")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="--device=cuda cannot be used"):
         choose_device("cuda", 3)
 

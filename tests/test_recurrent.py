@@ -3,7 +3,7 @@
 An episode's first observation may lie anywhere in a trajectory: the hidden state before it is 0, no gradient passes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from config import Config, make_config
 from envs.flat_spaces import Observation
 from envs.vector_env import AgentKind, Step, VectorEnv
 from learner import Learner, join_groups
-from model import ActorCritic, RecurrentCore, make_model
+from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime.seeding import consecutive
@@ -102,8 +102,12 @@ class Rig:
                 worker.handle(SLOTS, *slots)
         return [by_agent[agent][:num_trajectories] for agent in sorted(by_agent)]
 
-    def act(self, obs: Tensor, new_episode: Tensor, states: Tensor) -> dict[str, Tensor]:
-        """Let the policy worker act on given observations [B, T+1, 4] and episode starts; return the trajectories."""
+    def act(self, obs: Tensor, new_episode: Tensor, states: Tensor,
+            served_at: Callable[[int], Sequence[int]] = lambda t: (0, 1)) -> dict[str, Tensor]:
+        """Let the policy worker act on given observations [B, T+1, 4] and episode starts; return the trajectories.
+
+        served_at(t) is called before each step and returns the splits that are served.
+        """
         data = self.trajectories
         data["obs/obs"].copy_(obs)
         data["new_episode"].copy_(new_episode)
@@ -112,7 +116,7 @@ class Rig:
         self.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(self.buffers.agent_slot))
         for t in range(T):
             self.buffers.agent_t.fill_(t)
-            self.policy_worker.serve([(SPLIT, split) for split in range(self.cfg.num_splits)])
+            self.policy_worker.serve([(SPLIT, split) for split in served_at(t)])
         return {name: tensor.clone() for name, tensor in data.items()}
 
     def act_randomly(self, seed: int) -> dict[str, Tensor]:
@@ -187,27 +191,11 @@ def test_unrolled_outputs_are_those_of_acting(rnn_type: str, layers: int, recurr
     assert_close(values[:, :-1], data["values"])
 
 
-def test_the_loss_gets_the_outputs_of_acting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for recurrence in RECURRENCES:
-        rig = Rig(recurrence=recurrence)
-        data = rig.act_randomly(seed=1)
-
-        def loss(outputs: tuple[Tensor, Tensor], minibatch: dict[str, Tensor],
-                 acted: dict[str, Tensor] = data) -> tuple[Tensor, dict[str, Tensor]]:
-            parameters, values = outputs
-            assert_close(parameters[:-1].transpose(0, 1), acted["action_parameters"])
-            assert_close(values[:-1].T, acted["values"])
-            return parameters.sum() + values.sum(), {"seen": torch.tensor(True)}
-
-        monkeypatch.setattr(rig.learner, "loss", loss)
-        assert rig.learner.backward(data)["seen"]
-
-
 @pytest.mark.parametrize("learner_threads", [1, 2])
 @pytest.mark.parametrize("recurrence", RECURRENCES)
 @pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
-def test_gradients_are_those_of_a_loop_over_time(rnn_type: str, layers: int, recurrence: int, learner_threads: int,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_gets_the_outputs_of_acting_and_gives_the_gradients_of_a_loop_over_time(
+        rnn_type: str, layers: int, recurrence: int, learner_threads: int) -> None:
     rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers, recurrence=recurrence, learner_threads=learner_threads)
     data = rig.act_randomly(seed=2)
     rng = torch.Generator().manual_seed(3)
@@ -216,11 +204,16 @@ def test_gradients_are_those_of_a_loop_over_time(rnn_type: str, layers: int, rec
     def weighted_sum(parameters: Tensor, values: Tensor) -> Tensor:
         return (weights[0] * parameters).sum() + (weights[1] * values).sum()
 
+    def loss(outputs: tuple[Tensor, Tensor], minibatch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        parameters, values = (output.transpose(0, 1) for output in outputs)
+        assert_close(parameters[:, :-1], data["action_parameters"])
+        assert_close(values[:, :-1], data["values"])
+        return weighted_sum(parameters, values), {"seen": torch.tensor(True)}
+
     names, tensors = zip(*rig.learner.model.named_parameters(), strict=True)
     expected = torch.autograd.grad(weighted_sum(*rig.step_by_step(data)), tensors)
-    monkeypatch.setattr(rig.learner, "loss", lambda outputs, _: (
-        weighted_sum(*(output.transpose(0, 1) for output in outputs)), {}))
-    rig.learner.backward(data)
+    rig.learner.loss = loss
+    assert rig.learner.backward(data)["seen"]
     for name, tensor, gradient in zip(names, tensors, expected, strict=True):
         assert gradient.any(), name
         torch.testing.assert_close(tensor.grad, gradient, rtol=1e-4, atol=1e-4)
@@ -235,32 +228,11 @@ def first_step_seen(new_episode: Tensor, t: int) -> int:
     return begins[-1] if begins else -1
 
 
-@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
-def test_no_gradient_of_the_core_crosses_an_episode_start(rnn_type: str, layers: int) -> None:
-    torch.manual_seed(0)
-    core = RecurrentCore(make_cfg(rnn_type=rnn_type, rnn_num_layers=layers), 3)
-    features = torch.randn(4, T, 3, requires_grad=True)
-    states = torch.randn(4, core.state_size, requires_grad=True)
-    new_episode = torch.zeros(4, T, dtype=torch.bool)
-    new_episode[1, 0] = new_episode[2, [3, 4, T - 1]] = True
-    new_episode[3] = torch.rand(T) < 0.3
-    outputs, last_states = core(features, states, new_episode)
-    for row in range(4):
-        for t in range(T):
-            gradient, state_gradient = torch.autograd.grad(outputs[row, t].sum(), (features, states),
-                                                           retain_graph=True)
-            begin = first_step_seen(new_episode[row], t)
-            expected = torch.zeros(4, T, dtype=torch.bool)
-            expected[row, max(begin, 0) : t + 1] = True
-            assert torch.equal(gradient.any(-1), expected), (row, t)
-            assert torch.equal(state_gradient.any(-1), (torch.arange(4) == row) & (begin == -1)), (row, t)
-    gradient, = torch.autograd.grad(last_states[2].sum(), features)
-    assert torch.equal(gradient[2].any(-1), torch.arange(T) == T - 1)
-
-
-@pytest.mark.parametrize("recurrence", RECURRENCES)
-def test_no_gradient_of_the_learner_crosses_an_episode_start_or_a_segment(recurrence: int) -> None:
-    rig = Rig(recurrence=recurrence)
+@pytest.mark.parametrize(("rnn_type", "layers", "recurrence"), [*((*kind, T) for kind in KINDS), ("gru", 1, 4),
+                                                                ("gru", 1, 1)])
+def test_no_gradient_of_the_learner_crosses_an_episode_start_or_a_segment(rnn_type: str, layers: int,
+                                                                          recurrence: int) -> None:
+    rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers, recurrence=recurrence)
     data = rig.act_randomly(seed=4)
     data["obs/obs"].requires_grad_()
     data["rnn_states"].requires_grad_()
@@ -307,24 +279,6 @@ def test_each_agent_has_the_hidden_state_of_its_own_past(rnn_type: str, layers: 
     assert torch.cdist(states[:, -1], states[:, -1]).fill_diagonal_(1).min() > 0.01, "the agents' states differ"
 
 
-@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
-def test_what_one_agent_sees_changes_no_other_agents_outputs(rnn_type: str, layers: int) -> None:
-    rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers)
-    torch.manual_seed(5)
-    data = rig.act_randomly(seed=5)
-    obs, states = data["obs/obs"].clone(), data["rnn_states"][:, 0].clone()
-    obs[3] += 1
-    states[3] -= 1
-    torch.manual_seed(5)
-    other = rig.act(obs, data["new_episode"], states)
-    others = torch.arange(AGENTS) != 3
-    for name in ("rnn_states", "action_parameters", "values", "actions", "log_probs"):
-        assert torch.equal(other[name][others], data[name][others]), name
-        assert not torch.equal(other[name][3], data[name][3]), name
-    for mine, theirs in zip(rig.unroll(data), rig.unroll(other), strict=True):
-        assert_close(mine[others], theirs[others])
-
-
 def test_a_hidden_state_is_forgotten_whatever_it_holds() -> None:
     """The state before an episode's first observation may be anything, even what is not finite."""
     rig = Rig(rnn_type="lstm")
@@ -340,17 +294,6 @@ def test_a_hidden_state_is_forgotten_whatever_it_holds() -> None:
             assert mine.isfinite().all()
 
 
-@pytest.mark.parametrize(("settings", "size"), [
-    ({"use_rnn": False}, 0), ({"rnn_type": "gru"}, 7), ({"rnn_type": "gru", "rnn_num_layers": 3}, 21),
-    ({"rnn_type": "lstm"}, 14), ({"rnn_type": "lstm", "rnn_num_layers": 2}, 28)])
-def test_trajectories_hold_hidden_states_of_the_right_size(settings: dict[str, Any], size: int) -> None:
-    rig = Rig(**settings)
-    assert rig.learner.model.state_size == size
-    assert rig.buffers.specs[0]["rnn_states"].shape == (T + 1, size)
-    assert rig.trajectories["rnn_states"].shape == (AGENTS, T + 1, size)
-    assert isinstance(rig.learner.model, ActorCritic)
-
-
 # ---- a policy that became a copy of another --------------------------------------------------------------------------
 
 
@@ -360,24 +303,16 @@ def test_agents_forget_the_hidden_states_of_weights_that_were_replaced(rnn_type:
     rig, rng = Rig(rnn_type=rnn_type), torch.Generator().manual_seed(1)
     rig.policy_worker.may_be_replaced = True  # as with population-based training
     obs, states = torch.randn(AGENTS, T + 1, 4, generator=rng), torch.randn(AGENTS, rig.learner.model.state_size)
-    data = rig.trajectories
-    data["obs/obs"].copy_(obs)
-    data["new_episode"].fill_(False)
-    data["rnn_states"][:, 0] = states
-    rig.buffers.awaited_policy.fill_(0)
-    rig.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(rig.buffers.agent_slot))
-    for t in range(T):
-        if t == 3:
-            rig.shared.weights.publish(rig.learner.model, 1)  # an ordinary SGD step
-        elif t == 5:
+    versions = {3: 1, 7: 2, 9: 3}  # at step 3 and 9 after an ordinary SGD step
+
+    def served_at(t: int) -> list[int]:
+        if t == 5:
             rig.shared.weights.first_version = 2  # announced before the weights are there
-        elif t == 7:
-            rig.shared.weights.publish(rig.learner.model, 2)
-        elif t == 9:
-            rig.shared.weights.publish(rig.learner.model, 3)
-        rig.buffers.agent_t.fill_(t)
-        served = [0] if t == 7 else [0, 1]  # the second split misses a row, and forgets when its turn comes
-        rig.policy_worker.serve([(SPLIT, split) for split in served])
+        if t in versions:
+            rig.shared.weights.publish(rig.learner.model, versions[t])
+        return [0] if t == 7 else [0, 1]  # the second split misses a row, and forgets when its turn comes
+
+    data = rig.act(obs, torch.zeros(AGENTS, T + 1, dtype=torch.bool), states, served_at)
     in_first = torch.arange(AGENTS) < rig.cfg.envs_per_split
     assert data["new_episode"][in_first].nonzero()[:, 1].tolist() == [7] * rig.cfg.envs_per_split
     assert data["new_episode"][~in_first].nonzero()[:, 1].tolist() == [8] * rig.cfg.envs_per_split

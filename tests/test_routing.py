@@ -17,8 +17,8 @@ import counting_agents
 import numpy as np
 import pytest
 import torch
-from counting_agents import CountingAgents, End, Name, Script
-from counting_env import CountingEnv, episode_length, number_of, reward_code
+from counting_agents import CountingAgents, Name, Script
+from counting_env import number_of
 
 import pbt
 import rollout_worker
@@ -47,38 +47,12 @@ def make_cfg(**settings: Any) -> Config:
 # ---- the games -------------------------------------------------------------------------------------------------------
 
 
-class OneAgent(Script):
-    """The rules of `CountingEnv`."""
-
-    def __init__(self) -> None:
-        super().__init__(num_agents=1)
-
-    def present(self, env: int, agent: int, episode: int) -> bool:
-        return True
-
-    def end(self, env: int, agent: int, episode: int) -> End:
-        return End(int(episode_length(np.array(env), np.array(episode))), episode % 3 != 2)
-
-    def acts(self, env: int, agent: int, episode: int, t: int) -> bool:
-        return t < self.end(env, agent, episode).step
-
-    def reward(self, env: int, agent: int, episode: int, t: int, action: int) -> float:
-        return float(reward_code(np.array(env), np.array(episode), np.array(t), np.array(action)))
-
-    def leaves(self, env: int, agent: int, episode: int, t: int) -> dict[str, np.ndarray]:
-        return {"obs": np.array([env, episode, t], np.float32)}
-
-
 class Game(NamedTuple):
     """A script, the vector environments that play it, and what is known of one."""
 
     script: Script
     make_env: Callable[[Config, int], VectorEnv]
     info: EnvInfo
-
-
-def counting_game() -> Game:
-    return Game(OneAgent(), lambda cfg, num_envs: CountingEnv(num_envs), CountingEnv.info)
 
 
 def agents_game(**rules: Any) -> Game:
@@ -159,9 +133,6 @@ class Trajectory(NamedTuple):
 
     def name(self, row: int) -> Name:
         """Tell whose observation a row holds."""
-        if "obs/obs" in self.tensors:
-            env, episode, t = self.tensors["obs/obs"][row].tolist()
-            return int(env), 0, int(episode), int(t)
         env, agent, episode, t = map(int, self.tensors["obs/name"][row].tolist())
         return env, agent, episode, t
 
@@ -176,7 +147,7 @@ class Run(NamedTuple):
     trajectories: list[list[Trajectory]]
     episodes: list[tuple[int, float, int, float]]
     matches: list[tuple[int, float]]
-    envs: dict[int, Any]  # by number; None for `CountingEnv`
+    envs: dict[int, Any]  # by number
     progress: dict[int, tuple[int, int]]  # of each environment: (episode, step)
 
 
@@ -303,10 +274,8 @@ def where_they_are(cfg: Config, workers: list[RolloutWorker]) -> tuple[dict[int,
     for worker in workers:
         for split in worker.splits.values():
             for i in range(cfg.envs_per_split):
-                number = number_of(split.env.seeds[i])
-                if isinstance(split.env, CountingEnv):
-                    envs[number], progress[number] = None, (int(split.env.episode[i]), int(split.env.t[i]))
-                elif isinstance(env := split.env._envs[i], CountingAgents):
+                env, number = split.env._envs[i], number_of(split.env.seeds[i])
+                if isinstance(env, CountingAgents):
                     envs[number], progress[number] = env, (env.episode, env.t)
     return envs, progress
 
@@ -319,7 +288,7 @@ class Row(NamedTuple):
 
     policy: int
     first: bool  # of the episode
-    actions: dict[int, int] | None  # of the environment, by step; None: not known
+    actions: dict[int, int]  # of the environment, by step
     terminated: bool
     truncated: bool
     next_step: int  # the next decision, or the final observation
@@ -360,11 +329,11 @@ def expect(run: Run, recorder: Recorder) -> Expected:
             continue
         end = run.game.script.end(env, agent, episode)
         decisions = run.game.script.decisions(env, agent, episode)
-        history = run.envs[env] and {t: run.envs[env].actions[agent, episode, t] for t in decisions if t < steps}
+        actions = {t: run.envs[env].actions[agent, episode, t] for t in decisions if t < steps}
         for number, (t, following) in enumerate(itertools.pairwise([*decisions, end.step])):
             if following <= steps:
                 over = following == end.step
-                rows[env, agent, episode, t] = Row(draw.policies[agent], number == 0, history, over and end.terminated,
+                rows[env, agent, episode, t] = Row(draw.policies[agent], number == 0, actions, over and end.terminated,
                                                    over and not end.terminated, following)
         if end.step <= steps:
             ended.append((env, agent, episode, end.step))
@@ -385,7 +354,7 @@ def check_row(run: Run, policy: int, part: Trajectory, row: int, expected: Row, 
     assert policy == expected.policy, f"{name} belongs to another policy"
     assert tensors["valid"][row]
     (action,) = tensors["actions"][row]
-    assert expected.actions is None or action == expected.actions[name[3]]
+    assert action == expected.actions[name[3]]
     assert tensors["rewards"][row] == reward_of(run.game.script, name, expected, int(action))
     assert tensors["terminated"][row] == expected.terminated
     assert tensors["truncated"][row] == (expected.truncated or (cut and not expected.terminated))
@@ -444,17 +413,13 @@ def check_reports(run: Run, recorder: Recorder, expected: Expected, finals: Coun
     assert int(run.buffers.env_steps.sum()) == num_steps(run)
     episodes = Counter()
     for env, agent, episode, end in expected.ended:
-        decisions = run.game.script.decisions(env, agent, episode)
-        if decisions and run.envs[env]:
+        if decisions := run.game.script.decisions(env, agent, episode):
             actions = run.envs[env].actions
             episodes[draw_of(run, recorder, env, episode).policies[agent],
                      sum(run.game.script.reward(env, agent, episode, t, actions.get((agent, episode, t), 0))
                          for t in range(run.game.script.arrival(env, agent, episode), end)),
                      len(decisions), run.game.script.objective(env, agent, episode)] += 1
-    if episodes:
-        assert Counter(episode for episode in run.episodes if episode[2]) == episodes
-    else:
-        assert len(run.episodes) == len(expected.ended)
+    assert Counter(episode for episode in run.episodes if episode[2]) == episodes
     return expected
 
 
@@ -541,7 +506,7 @@ def test_each_learner_gets_the_transitions_of_its_episodes(recorder: Recorder, p
 @pytest.mark.parametrize(("policies", "policy_workers"), [(1, 3), (2, 2), (3, 1), (4, 1)])
 def test_environments_of_one_agent(recorder: Recorder, policies: int, policy_workers: int, splits: int) -> None:
     cfg = make_cfg(num_policies=policies, policy_workers_per_policy=policy_workers, worker_num_splits=splits)
-    run = play(cfg, counting_game(), 120)
+    run = play(cfg, agents_game(num_agents=1), 120)
     check_routing(run, recorder)
     assert check_networks(run, recorder) >= 120
 
@@ -595,18 +560,14 @@ def test_agents_that_differ_in_spaces_have_policies_of_their_own(recorder: Recor
     assert any(policies[0] != policies[2] for policies in draws) == mix
 
 
-def test_a_mapping_of_your_own(recorder: Recorder) -> None:
+@pytest.mark.parametrize("form", [list, np.array])
+def test_a_mapping_of_your_own(recorder: Recorder, monkeypatch: pytest.MonkeyPatch, form: Callable) -> None:
+    mapping = counting_agents.alone_or_together
+    monkeypatch.setattr(counting_agents, "alone_or_together", lambda *given: form(mapping(*given)))
     cfg = make_cfg(num_policies=3, policy_mapping="counting_agents:alone_or_together")
     check_routing(play(cfg, agents_game(), 200), recorder)
     draws = {tuple(draw.policies) for draws in recorder.draws.values() for draw in draws}
     assert draws == {(0, 1, 1), (0, 2, 2)}
-
-
-def test_a_mapping_that_returns_an_array(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    mapping = counting_agents.alone_or_together
-    monkeypatch.setattr(counting_agents, "alone_or_together", lambda *given: np.array(mapping(*given)))
-    cfg = make_cfg(num_policies=3, policy_mapping="counting_agents:alone_or_together")
-    check_routing(play(cfg, agents_game(), 100), recorder)
 
 
 @pytest.mark.parametrize("policies", [2, 3, 4])

@@ -55,7 +55,6 @@ def test_seeds_of_all_generators_differ() -> None:
     seeds = [derive_seed(*key) for key in keys]
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert len(set(seeds)) == len(keys)
-    assert derive_seed(1, ENVIRONMENT, 2, 3, 4) == derive_seed(1, ENVIRONMENT, 2, 3, 4)
 
 
 def test_the_same_start_plays_the_same_levels_and_a_neighboring_seed_none_of_them(
@@ -116,24 +115,3 @@ def test_a_damaged_count_is_refused_and_leaves_the_folder_free(tmp_path: Path, m
     (tmp_path / "run" / "starts.json").write_text("5")
     with contextlib.closing(APPO("test_seeding:Levels", **settings)) as appo:
         assert appo.buffers.start == 5
-
-
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "PongNoFrameskip-v4"])
-def test_every_kind_of_vector_environment_takes_seeds(env: str) -> None:
-    """The same seeds begin the same episodes, another seed another one."""
-    from config import make_config  # noqa: PLC0415
-    from envs.families import make_vector_env, profile  # noqa: PLC0415
-
-    cfg = make_config(profile(env, {}), {"env": env})
-    first = [make_vector_env(cfg, 2) for _ in range(2)]
-    actions = [np.zeros((2, first[0].kinds[0].action_space.shape[0] if env == "Pendulum-v1" else 1), np.float32)]
-
-    def play(vector_env: Any, seeds: list[int]) -> np.ndarray:
-        steps = [vector_env.reset(seeds), *(vector_env.step(actions) for _ in range(40))]
-        return np.stack([step.obs[0]["obs"].copy() for step in steps])
-
-    same = [play(vector_env, [2**31 - 2, 7]) for vector_env in first]
-    np.testing.assert_array_equal(*same)
-    assert (play(first[0], [8, 9]) != same[0]).any((0, 2) if same[0].ndim == 3 else (0, 2, 3, 4)).all()
-    for vector_env in first:
-        vector_env.close()

@@ -1,9 +1,10 @@
 """Tests of `weights.py`: whole copies only, whoever dies at whatever moment."""
 
-import copy
+import itertools
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,34 +62,37 @@ def test_the_oldest_snapshot_is_replaced() -> None:
     assert weights.read(reader)[1] == 0, "they are not the newest weights"
 
 
+def watch(model: nn.Module, look: Callable[[], None]) -> nn.Module:
+    """Let a function be called in the middle of every copy out of or into a model, before its last tensor."""
+    class State(dict):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            if name == list(self)[-1]:
+                look()
+            return super().__getitem__(name)
+
+    state = State(model.state_dict())
+    model.state_dict = lambda: state
+    return model
+
+
 class Stopped(Exception):
     """Stands for the death of the process that writes."""
 
 
-class DiesWriting(SharedWeights):
-    """Writes a part of the weights, then its process is gone."""
-
-    dies = False
-
-    def _write(self, row: int, model: nn.Module) -> None:
-        if self.dies:
-            self._flat[row, : SIZE // 2] = 99.0
-            raise Stopped
-        super()._write(row, model)
+def die() -> None:
+    raise Stopped
 
 
 def test_a_writer_that_dies_leaves_the_newest_weights_whole_and_another_goes_on() -> None:
-    weights, reader = DiesWriting(make(1.0), CPU, 1), make()
+    weights, reader = SharedWeights(make(1.0), CPU, 1), make()
     weights.publish(make(2.0), 2)
     weights.add_snapshot(make(2.0), 2)
-    weights.dies = True
     for write in (weights.publish, weights.publish, weights.add_snapshot):
         with pytest.raises(Stopped):
-            write(make(3.0), 3)
+            write(watch(make(3.0), die), 3)
         assert (weights.refresh(reader), values_of(reader.state_dict())) == (2, {2.0})
     state, version = weights.read(reader, 0)
     assert (version, values_of(state)) == (2, {2.0}), "the newest in the place of the snapshot that was being replaced"
-    weights.dies = False
     weights.publish(make(3.0), 3)
     assert (weights.refresh(reader), values_of(reader.state_dict())) == (3, {3.0})
 
@@ -108,39 +112,36 @@ def test_readers_see_whole_weights_while_a_writer_is_frozen_and_killed_again_and
     context = multiprocessing.get_context("fork")
     weights, reader = SharedWeights(make(), CPU, 1), make()
     seen = set()
+
+    def see_whole_copies() -> int:
+        for snapshot in (0, CURRENT):
+            state, version = weights.read(reader, snapshot)
+            assert values_of(state) == {version % 100}
+        version = weights.refresh(reader)
+        assert values_of(reader.state_dict()) == {version % 100}
+        return version
+
     for _ in range(8):
         writer = context.Process(target=write_for_ever, args=(weights,), daemon=True)
         writer.start()
         while weights.version < len(seen):  # it has begun
             pass
         for _ in range(20):
-            version = weights.refresh(reader)
-            assert values_of(reader.state_dict()) == {version % 100}
-            for snapshot in (0, CURRENT):
-                state, version = weights.read(reader, snapshot)
-                assert values_of(state) == {version % 100}
-            seen.add(version)
+            seen.add(see_whole_copies())
         os.kill(writer.pid, signal.SIGSTOP)
-        version = weights.refresh(reader)
-        assert values_of(reader.state_dict()) == {version % 100}, "a frozen writer holds nobody up"
-        assert values_of(weights.read(reader, 0)[0]) <= {float(n) for n in range(100)}
+        see_whole_copies()  # a frozen writer holds nobody up
         writer.kill()
         writer.join()
     assert len(seen) > 8
 
 
-def test_a_reader_reads_again_what_was_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights, reader = SharedWeights(make(1.0), CPU, 0), make()
-    finish, reads = weights._finish_copies, []
+def test_a_reader_reads_again_what_was_written_meanwhile_and_holds_no_writer_up() -> None:
+    weights, versions = SharedWeights(make(1.0), CPU, 0), iter((10, 11, 20, 21))
 
-    def overtake() -> None:
-        finish()
-        if len(reads) < 2:  # while it reads, two publications begin: the second one writes where it reads
-            reads.append(None)
-            for version in (10 * len(reads), 10 * len(reads) + 1):
-                SharedWeights.publish(copy.copy(writer), make(float(version)), version)
+    def overtake() -> None:  # two publications at a time: the second one writes where it reads
+        for version in itertools.islice(versions, 2):
+            weights.publish(make(float(version)), version)
 
-    writer = copy.copy(weights)
-    monkeypatch.setattr(weights, "_finish_copies", overtake)
+    reader = watch(make(), overtake)
     assert weights.refresh(reader) == 21
     assert values_of(reader.state_dict()) == {21.0}

@@ -9,10 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_plot import record_figures
 
-from learner import Learner
-from policy_worker import PolicyWorker
-from rollout_worker import RolloutWorker
 from runtime.recorder import Recorder, Span
 from tools import timeline
 from tools.timeline import Row, by_depth, read_trace, write_trace
@@ -93,14 +91,18 @@ def test_spans_are_sorted_into_outer_and_inner_ones() -> None:
     assert by_depth([innermost, inner, outer, after]) == [[outer, after], [inner], [innermost]]
 
 
-def test_the_picture_is_drawn_from_a_run_folder_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_picture_is_drawn_from_a_run_folder_or_a_file(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     write_trace(tmp_path / "trace.json", {"worker": [Span("MainThread", "step", 0, 10**9)]}, 0, 2 * 10**9)
+    figures, pictures = record_figures(monkeypatch), [tmp_path / "timeline.png", tmp_path / "other.png"]
     assert timeline.main([str(tmp_path)]) == 0
-    assert (tmp_path / "timeline.png").stat().st_size > 1000
-    output = tmp_path / "other.png"
-    assert timeline.main([str(tmp_path / "trace.json"), "--output", str(output), "--seconds", "0.1"]) == 0
-    assert output.exists()
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "timeline.png"), str(output)]
+    assert timeline.main([str(tmp_path / "trace.json"), "--output", str(pictures[1]), "--seconds", "0.1"]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(path) for path in pictures if path.exists()]
+    for figure, milliseconds in zip(figures, (500, 100), strict=True):
+        (axes,) = figure.axes
+        assert axes.get_xlim() == pytest.approx((0, milliseconds))
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["worker"]
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["step"]
 
 
 @pytest.mark.parametrize("arguments", [
@@ -145,10 +147,3 @@ def test_without_the_flag_nothing_is_recorded(tmp_path: Path) -> None:
                "--num_envs_per_worker", "4", "--batch_size", "64", "--train_for_env_steps", "500"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     assert not list(tmp_path.rglob("trace.json"))
-
-
-@pytest.mark.parametrize("component", [RolloutWorker, PolicyWorker, Learner])
-def test_recorded_methods_exist(component: type) -> None:
-    own = [path for path, _ in component.SPANS if "." not in path]
-    assert own
-    assert all(callable(getattr(component, method)) for method in own)

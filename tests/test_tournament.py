@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_plot import draw
 from tiny_games import TAPE
 
 import evaluate
@@ -16,9 +17,8 @@ from appo import APPO
 from config import make_config
 from envs.families import make_vector_env
 from envs.vector_env import Step, VectorEnv
-from runtime.checkpoint import policy_dir
+from runtime.checkpoint import find_checkpoint, load_checkpoint, policy_dir, save_checkpoint
 from runtime.evaluator import RandomPlayer, find_places
-from tools import plot
 from tools.tournament import ELO_SCALE, MakePlayer, Results, describe, elo, play_all, play_games
 
 RATINGS = np.array([250.0, 120.0, 0.0, -70.0, -300.0])  # their mean is 0
@@ -77,17 +77,12 @@ def test_400_points_are_10_to_1_and_more_games_give_more_confidence() -> None:
     assert many_error == pytest.approx([known, known], rel=0.001)
 
 
-def test_the_order_of_the_entries_does_not_matter() -> None:
+def test_ratings_know_neither_an_order_of_the_entries_nor_a_difference_between_won_and_lost() -> None:
     played, order = simulate(RATINGS, 50, seeded()), [3, 0, 4, 2, 1]
     ratings, errors = elo(played)
     shuffled = elo(Results(*(matrix[np.ix_(order, order)] for matrix in played)))
     assert shuffled[0] == pytest.approx(ratings[order])
     assert shuffled[1] == pytest.approx(errors[order])
-
-
-def test_to_win_and_to_lose_are_symmetric() -> None:
-    played = simulate(RATINGS, 50, seeded())
-    ratings, errors = elo(played)
     mirrored = elo(Results(played.points.T, played.games))
     assert mirrored[0] == pytest.approx(-ratings)
     assert mirrored[1] == pytest.approx(errors)
@@ -105,17 +100,15 @@ def test_ratings_are_finite_when_somebody_always_wins(games: int) -> None:
 
 @pytest.mark.parametrize("num_entries", [2, 4])
 def test_ratings_are_equal_when_all_games_are_even(num_entries: int) -> None:
-    even = results((5 * (1 - np.eye(num_entries))).tolist(), 10)
-    ratings, errors = elo(even)
+    ratings, errors = elo(results((5 * (1 - np.eye(num_entries))).tolist(), 10))
     assert ratings == pytest.approx(np.zeros(num_entries), abs=1e-9)
     assert errors == pytest.approx(np.full(num_entries, errors[0]))
 
 
-def test_a_draw_is_half_a_won_game() -> None:
-    assert elo(results([[0, 6], [4, 0]], 10))[0] == pytest.approx(elo(results([[0, 2 + 4], [0 + 4, 0]], 10))[0])
+def test_draws_bring_ratings_together() -> None:
     ratings = elo(simulate(RATINGS, 100_000, seeded(), draws=0.5))[0]
     assert (np.diff(ratings) < 0).all()
-    assert (np.abs(ratings) <= np.abs(RATINGS) + 10).all(), "draws bring them together"
+    assert (np.abs(ratings) <= np.abs(RATINGS) + 10).all()
 
 
 # ---- games -------------------------------------------------------------------------------------------------------
@@ -126,7 +119,7 @@ class Scripted:
 
     def __init__(self, env: VectorEnv, agents: np.ndarray, action: int) -> None:
         self.kind, self.places = find_places(env, agents)
-        self.action, self.agents = action, agents
+        self.action = action
 
     def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
         actions[self.kind][self.places] = self.action
@@ -161,12 +154,6 @@ def test_won_even_and_lost_games_are_counted(name: str, actions: tuple[int, int]
         assert first == list(range(i % 2, size, 2)), "every other agent; in every other environment the other ones"
         assert second == list(range(1 - i % 2, size, 2))
     assert len(TAPE) >= 20, "so many games"
-    env.close()
-
-
-def test_an_odd_number_of_games_is_played_in_full() -> None:
-    env = make_games("HigherWins", 5)
-    assert play_games(env, scripted(2), scripted(1), 7, seed=0) == 7.0
     env.close()
 
 
@@ -235,23 +222,39 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_dir
 
 
+def run_command(env: str, train_dir: Path, *argv: str) -> int:
+    """Call the command for one of the runs; return its exit status."""
+    return evaluate.main(["--env", f"tiny_games:{env}", "--experiment", env, "--train_dir", str(train_dir),
+                          "--device=cpu", *argv])
+
+
 @pytest.fixture
 def command(trained: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Return a function that calls the command for one of the runs and returns what it printed."""
     def call(env: str, *argv: str, train_dir: Path = trained) -> str:
-        assert evaluate.main(["--env", f"tiny_games:{env}", "--experiment", env, "--train_dir", str(train_dir), *argv,
-                              "--device=cpu"]) == 0
+        assert run_command(env, train_dir, *argv) == 0
         return capsys.readouterr().out
     return call
 
 
-def test_tournament_of_a_population(command: Callable[..., str], trained: Path) -> None:
+@pytest.fixture
+def refuse(trained: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that calls the command for one of the runs, checks how it refuses, and returns the line."""
+    def call(env: str, *argv: str, train_dir: Path = trained) -> str:
+        assert run_command(env, train_dir, *argv) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("evaluate.py: ")
+        return line
+    return call
+
+
+def test_tournament_of_a_population(command: Callable[..., str]) -> None:
     out = command("HigherWins", "--tournament", "--episodes", "30")
     assert "2 entries, 30 games each two" in out
     rows = parse_table(out)
     assert rows.keys() == {"policy_00", "policy_01"}
-    shares = [[share for share in row[0] if share is not None] for row in rows.values()]
-    assert shares[0][0] + shares[1][0] == pytest.approx(1, abs=0.011)
+    shares = [share for row in rows.values() for share in row[0] if share is not None]
+    assert sum(shares) == pytest.approx(1, abs=0.011)
     assert sum(row[1] for row in rows.values()) == pytest.approx(0, abs=1)
     assert command("HigherWins", "--tournament", "--episodes", "30") == out, "one seed gives one result"
     assert "policy_00" in command("HigherWins", "--tournament", "--episodes", "2", "--checkpoint", "best"), "or latest"
@@ -270,18 +273,15 @@ def test_tournament_against_checkpoints_and_random(command: Callable[..., str], 
 
 def test_a_strong_entry_wins_the_tournament(command: Callable[..., str], trained: Path, tmp_path: Path) -> None:
     """One that always plays the highest action is the best, whatever its place among the entries."""
-    def strengthen(path: Path) -> None:
-        state = evaluate.checkpoint.load_checkpoint(path)
-        state["model"]["policy_head.bias"][2] = 30.0
-        evaluate.checkpoint.save_checkpoint(state, path)
-
     shutil.copytree(trained / "HigherWins", tmp_path / "HigherWins")
-    strengthen(evaluate.checkpoint.find_checkpoint(tmp_path / "HigherWins", policy=1))
+    strong = find_checkpoint(tmp_path / "HigherWins", policy=1)
+    state = load_checkpoint(strong)
+    state["model"]["policy_head.bias"][2] = 30.0
+    save_checkpoint(state, strong)
     out = command("HigherWins", "--tournament", "--episodes", "60", "--against", "random", train_dir=tmp_path)
     rows = parse_table(out)
     assert next(iter(rows)) == "policy_01"
     assert min(share for share in rows["policy_01"][0] if share is not None) > 0.8
-    strong = evaluate.checkpoint.find_checkpoint(tmp_path / "HigherWins", policy=1)
     out = command("HigherWins", "--tournament", "--episodes", "60", "--against", str(strong))
     assert next(iter(parse_table(out))) == str(strong).removesuffix(".pt")
 
@@ -338,49 +338,38 @@ def test_the_best_policy_is_chosen_by_its_best_score_or_else_its_objective_or_it
     ("HigherWins", ["--tournament", "--checkpoint", "random"], ["--checkpoint=random", "use --against random"]),
     ("HigherWins", ["--tournament", "--render"], ["--tournament shows no games"]),
     ("HigherWins", ["--tournament", "--record_video", "game.mp4"], ["--tournament shows no games"]),
-    ("HigherWins", ["--tournament", "--episodes", "0"], ["--episodes=0 must be at least 1"]),
     ("HigherWins", ["--tournament", "--against"], ["--against", "expected at least one"]),
     ("HigherWins", ["--policy", "2"], ["--policy=2 is unknown", "policies 0 to 1"]),
     ("HigherWins", ["--policy", "-3"], ["--policy=-3", "policies 0 to 1"]),
     ("HigherWins", ["--policy", "first"], ["--policy", "'first'"]),
     ("HigherWins", ["--checkpoint", "no_such.pt"], ["--checkpoint=no_such.pt is neither best, latest, random nor a"]),
 ])
-def test_bad_input_is_refused_with_one_line(trained: Path, capsys: pytest.CaptureFixture[str], env: str,
-                                            argv: list[str], fragments: list[str]) -> None:
-    assert evaluate.main(["--env", f"tiny_games:{env}", "--experiment", env, "--train_dir", str(trained), *argv]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("evaluate.py: ")
-    assert err.count("\n") == 1
-    assert all(fragment in err for fragment in fragments), err
+def test_bad_input_is_refused_with_one_line(refuse: Callable[..., str], env: str, argv: list[str],
+                                            fragments: list[str]) -> None:
+    line = refuse(env, *argv)
+    assert all(fragment in line for fragment in fragments), line
 
 
 def test_entries_of_other_networks_and_damaged_files_are_refused_with_one_line(
-        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refuse: Callable[..., str], trained: Path, tmp_path: Path) -> None:
     other = next(policy_dir(trained / "Payday", 0).glob("checkpoint_*.pt"))
     damaged = tmp_path / "damaged.pt"
     damaged.write_bytes(other.read_bytes()[:100])
-    for path, hint in ((other, "another architecture"), (damaged, "damaged")):
-        assert evaluate.main(["--env", "tiny_games:HigherWins", "--experiment", "HigherWins", "--train_dir",
-                              str(trained), "--tournament", "--against", str(path)]) == 2
-        err = capsys.readouterr().err
-        assert err.startswith(f"evaluate.py: checkpoint {path} is ")
-        assert hint in err
-        assert err.count("\n") == 1
+    for path, hint in ((other, "of another architecture"), (damaged, "damaged")):
+        assert f"checkpoint {path} is {hint}" in refuse("HigherWins", "--tournament", "--against", str(path))
 
 
-def test_a_policy_without_a_checkpoint_is_refused_with_one_line(trained: Path, tmp_path: Path,
-                                                                capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_without_a_checkpoint_is_refused_with_one_line(refuse: Callable[..., str], trained: Path,
+                                                                tmp_path: Path) -> None:
     run_dir = Path(shutil.copytree(trained / "Payday", tmp_path / "Payday"))
     shutil.rmtree(policy_dir(run_dir, 1))
-    assert evaluate.main(["--env", "tiny_games:Payday", "--experiment", "Payday", "--train_dir", str(tmp_path),
-                          "--policy", "1"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"evaluate.py: {policy_dir(run_dir, 1)} holds no checkpoint")
-    assert err.count("\n") == 1
+    line = refuse("Payday", "--policy", "1", train_dir=tmp_path)
+    assert f"{policy_dir(run_dir, 1)} holds no checkpoint" in line
 
 
-def test_real_runs_are_drawn(trained: Path, tmp_path: Path) -> None:
-    runs = [str(trained / name) for name in ("HigherWins", "Payday", "AlwaysEven")]
+def test_real_runs_are_drawn(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [trained / name for name in ("HigherWins", "Payday", "AlwaysEven")]
     for key in ("mean_return", "win_rate_vs_past", "sgd_steps"):
-        assert plot.main([*runs, str(tmp_path / f"{key}.png"), "--key", key]) == 0
-        assert (tmp_path / f"{key}.png").stat().st_size > 5000
+        figure = draw(monkeypatch, *runs, tmp_path / f"{key}.png", "--key", key)
+        assert [len(panel.lines) for panel in figure.axes] == [3 + 3 + 1] * 2, "the first two have two policies"
+        assert (tmp_path / f"{key}.png").exists()

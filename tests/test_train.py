@@ -237,7 +237,6 @@ def test_killed_main_process_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 BREAKING_ENV = """
-import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
 
 class Breaks(CartPoleEnv):
@@ -248,18 +247,16 @@ class Breaks(CartPoleEnv):
         if self.steps == 50:
             raise ValueError("the wheel came off")
         return super().step(action)
-
-gymnasium.register("Breaks-v0", Breaks)
 """
 
 
 def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "breaking_env.py").write_text(BREAKING_ENV)
-    outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking_env:Breaks-v0")
+    outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking_env:Breaks")
     assert outcome.status == 1, outcome
     lines = outcome.err.strip().splitlines()
     assert lines[0] == "train.py: rollout_worker_0 failed"
-    assert re.fullmatch(r"envs\.vector_env\.EnvironmentFailure: breaking_env:Breaks-v0, seed \d+, step \d+: "
+    assert re.fullmatch(r"envs\.vector_env\.EnvironmentFailure: breaking_env:Breaks, seed \d+, step \d+: "
                         r"step\(\) raised ValueError: the wheel came off", lines[-1])
     assert lines.count("ValueError: the wheel came off") == 1
     assert outcome.err.count("Traceback") == 2, "the environment's own error, then which environment it was"
@@ -352,7 +349,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
         before = contents(tmp_path)
         assert train.main(list(argv)) == 2
         out, err = capfd.readouterr()
-        assert re.fullmatch(r"(\d+ trajectories of \d+ steps take [\d.]+ MB\n)?", out), "no more than what it allocates"
+        assert not out
         lines = err.splitlines()
         assert len(lines) == 1, err
         assert lines[0].startswith("train.py: ")
@@ -373,8 +370,6 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     (["--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=4", "--async_rl=False"],
      ["--async_rl=False", "set --num_batches_per_epoch=1 --batch_size=128"]),
     (["--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=2002"], ["use at most 2000"]),
-    (["--env=CartPole-v1", "--batch_size=many"], ["--batch_size", "many"]),
-    (["--env=CartPole-v1", "--lr_schedule=linear"], ["--lr_schedule=linear", "did you mean linear_decay?"]),
     (["--env=CartPole-v1", "--device=cudda"], ["--device=cudda"]),
     (["--env=CartPole-v1", "--train_dir=a_file/runs"], ["--train_dir=a_file/runs", "cannot be written"]),
 ])
@@ -392,25 +387,20 @@ def test_refusal_is_status_2_and_one_line_of_the_real_command(run_dir: Path) -> 
     assert outcome.out == ""
     assert len(outcome.err.splitlines()) == 1
     assert outcome.err.startswith("train.py: ")
-    assert "architecture" in outcome.err
+    for fragment in (str(find_checkpoint(run_dir)), "another architecture", "--restart_behavior=restart"):
+        assert fragment in outcome.err
     assert contents(run_dir.parent) == before
 
 
-def damage_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+DAMAGES = {
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "other data": lambda path: torch.save({"weights": torch.zeros(3)}, path)}
 
 
-def damage_all(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def replace_with_other_data(path: Path) -> None:
-    torch.save({"weights": torch.zeros(3)}, path)
-
-
-@pytest.mark.parametrize("damage", [damage_half, damage_all, replace_with_other_data])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_checkpoint_is_refused(refuse: Callable[..., str], run_dir: Path,
-                                       damage: Callable[[Path], None]) -> None:
+                                       damage: Callable[[Path], Any]) -> None:
     path = find_checkpoint(run_dir)
     damage(path)
     line = refuse(f"--train_dir={run_dir.parent}", *SMALL)
@@ -418,20 +408,20 @@ def test_damaged_checkpoint_is_refused(refuse: Callable[..., str], run_dir: Path
     assert "damaged" in line
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"env": "CartPole-v1", "num_worker": 2}', None])
-def test_damaged_settings_are_refused(refuse: Callable[..., str], run_dir: Path, content: str | None) -> None:
+UNREADABLE = r"first/config\.json (cannot be read|holds no settings).*; use --restart_behavior=restart to begin anew"
+
+
+@pytest.mark.parametrize(("content", "complaint"), [
+    *((content, UNREADABLE) for content in ("", "{", "{}", "[1, 2]", "3", None)),
+    ('{"env": "CartPole-v1", "num_worker": 2}', r"did you mean num_workers\?")])
+def test_damaged_settings_are_refused(refuse: Callable[..., str], run_dir: Path, content: str | None,
+                                      complaint: str) -> None:
     path = run_dir / "config.json"
     path.unlink()
     if content is not None:
         path.write_text(content)
-    refuse(f"--train_dir={run_dir.parent}", "--env=CartPole-v1", "--experiment=first")
-
-
-def test_checkpoint_of_another_architecture_is_refused(refuse: Callable[..., str], run_dir: Path) -> None:
-    line = refuse(f"--train_dir={run_dir.parent}", *SMALL, "--encoder_mlp_layers", "32")
-    assert str(find_checkpoint(run_dir)) in line
-    assert "another architecture" in line
-    assert "--restart_behavior=restart" in line
+    line = refuse(f"--train_dir={run_dir.parent}", "--env=CartPole-v1", "--experiment=first")
+    assert re.search(complaint, line), line
 
 
 def test_run_of_another_environment_is_refused(refuse: Callable[..., str], run_dir: Path) -> None:

@@ -11,7 +11,6 @@ from PIL import Image
 
 import evaluate
 from appo import APPO
-from runtime.user_error import UserError
 from tools.video import VideoWriter, contact_sheet
 
 HEIGHT, WIDTH = 400, 600  # of CartPole's picture
@@ -53,19 +52,6 @@ def read_gif(path: Path) -> tuple[list[np.ndarray], list[int]]:
     return frames, durations
 
 
-def assert_contact_sheet(path: Path, num_frames: int) -> None:
-    with Image.open(path) as sheet:
-        num_pictures = min(num_frames, 16)
-        columns, rows = 4, -(-num_pictures // 4)
-        assert num_pictures > 4
-        assert sheet.size == (columns * (WIDTH + GAP) - GAP, rows * (HEIGHT + GAP) - GAP)
-        pixels = np.asarray(sheet)
-    first = pixels[:HEIGHT, :WIDTH]
-    last = pixels[(rows - 1) * (HEIGHT + GAP) :, ((num_pictures - 1) % 4) * (WIDTH + GAP) :][:HEIGHT, :WIDTH]
-    assert first.std() > 1, "the picture shows something"
-    assert (first != last).any()
-
-
 def num_steps(out: str) -> int:
     """Read the number of env_steps of all episodes off the score."""
     episodes, length = re.search(r"(\d+) episodes: .* length ([\d.]+) \+-", out).groups()
@@ -93,7 +79,9 @@ def test_records_every_frame_and_a_contact_sheet(trained: Path, tmp_path: Path, 
     assert all(frame.shape == (HEIGHT, WIDTH, 3) for frame in frames)
     assert frames[0].std() > 1, "the picture shows something"
     assert (frames[0] != frames[-1]).any()
-    assert_contact_sheet(video.with_suffix(".png"), num_frames)
+    sheet = np.asarray(Image.open(video.with_suffix(".png")))
+    assert sheet.shape[1] == 4 * (WIDTH + GAP) - GAP
+    assert sheet[:HEIGHT, :WIDTH].std() > 1
     assert sorted(path.name for path in video.parent.iterdir()) == [video.name, "cartpole.png"]
 
 
@@ -111,10 +99,9 @@ def test_watching_changes_no_episode(trained: Path, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(("name", "hint"), [
-    ("film.avi", "ends in .mp4 or .gif"), ("film", "ends in .mp4 or .gif"), ("film.MP4.png", "ends in .mp4 or .gif"),
-    ("a_file/film.mp4", "choose another folder"), ("a_file/film.gif", "choose another folder"),
-    ("a_folder.gif", "choose another folder"),
-])
+    ("film.avi", "ends in .mp4 or .gif"), ("film", "ends in .mp4 or .gif"),
+    ("new/film.MP4.png", "ends in .mp4 or .gif"), ("a_file/film.mp4", "choose another folder"),
+    ("a_file/film.gif", "choose another folder"), ("a_folder.gif", "choose another folder")])
 def test_file_that_cannot_be_written_is_refused_with_one_line(
         trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, hint: str) -> None:
     (tmp_path / "a_file").touch()
@@ -125,11 +112,6 @@ def test_file_that_cannot_be_written_is_refused_with_one_line(
     assert f"--record_video={tmp_path / name}" in error
     assert hint in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a_file", "a_folder.gif"]
-
-
-def test_window_and_video_exclude_each_other(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert record(trained, tmp_path / "film.mp4", "--render") == 2
-    assert "--render and --record_video exclude each other" in capsys.readouterr().err
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------
@@ -151,27 +133,24 @@ def test_contact_sheet_shows_pictures_evenly_chosen_in_reading_order(num_picture
     assert (sheet[:16, :24] == 0).all()
 
 
-@pytest.mark.parametrize("num_frames", [0, 1, 100])
-def test_writer_keeps_few_pictures_of_a_long_film(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                                  num_frames: int) -> None:
+def test_writer_keeps_few_pictures_of_a_long_film(tmp_path: Path) -> None:
     writer = VideoWriter(tmp_path / "film.mp4", 30.0)
-    for index in range(num_frames):
+    for index in range(100):
         writer.add(SimpleNamespace(render=lambda index=index: picture(2 * index)))
         assert len(writer.sheet) < 32
     writer.close()
-    if not num_frames:
-        assert capsys.readouterr().out == ""
-        return
     frames, frames_per_sec = read_mp4(tmp_path / "film.mp4")
-    assert len(frames) == num_frames
-    assert frames_per_sec == 30
-    sheet = np.asarray(Image.open(tmp_path / "film.png"))
-    shown = sheet[:: 16 + GAP, :: 24 + GAP, 0].ravel() // 2
-    assert shown[0] == 0
-    if num_frames == 100:
-        assert len(shown) == 16
-        assert (np.diff(shown.astype(int)) > 0).all()
-        assert shown[-1] >= 90, "the sheet covers the whole film"
+    assert (len(frames), frames_per_sec) == (100, 30)
+    shown = np.asarray(Image.open(tmp_path / "film.png"))[:: 16 + GAP, :: 24 + GAP, 0].ravel() // 2
+    assert (len(shown), shown[0]) == (16, 0)
+    assert (np.diff(shown.astype(int)) > 0).all()
+    assert shown[-1] >= 90, "the sheet covers the whole film"
+
+
+def test_a_film_without_a_picture_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    VideoWriter(tmp_path / "film.mp4", 30.0).close()
+    assert capsys.readouterr().out == ""
+    assert not list(tmp_path.iterdir())
 
 
 def test_long_gif_is_cut_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str],
@@ -184,9 +163,3 @@ def test_long_gif_is_cut_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     frames, _ = read_gif(tmp_path / "film.gif")
     assert [frame[0, 0, 0] // 10 for frame in frames] == [0, 1, 2, 3, 4]
     assert "(its first 5 frames)" in capsys.readouterr().out
-
-
-def test_unknown_suffix_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"ends in \.mp4 or \.gif"):
-        VideoWriter(tmp_path / "new" / "film.mov", 30.0)
-    assert not list(tmp_path.iterdir())

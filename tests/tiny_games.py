@@ -117,14 +117,6 @@ class NewKeyInThird(NewKey):
     seeds = THIRD
 
 
-class NewKeyInFourth(NewKey):
-    seeds = FOURTH
-
-
-class MissingKeyInThird(MissingKey):
-    seeds = THIRD
-
-
 class MissingKeyInFourth(MissingKey):
     seeds = FOURTH
 
@@ -196,23 +188,6 @@ class HunterAndPrey(HigherWins):
 
     def action_space(self, agent: str) -> spaces.Space:
         return spaces.Discrete(3 if agent == "hunter" else 4)
-
-
-class SharedPayday(HigherWins):
-    """Each agent earns the pay of its own shaping."""
-
-    def __init__(self) -> None:
-        self.pay = [0.0, 0.0]
-
-    def get_default_reward_shaping(self) -> Any:
-        return {"pay": 1.0}
-
-    def set_reward_shaping(self, reward_shaping: Any, agent_idx: int) -> None:
-        TAPE.append(Call(self, "shaping", reward_shaping, agent_idx))
-        self.pay[agent_idx] = reward_shaping["pay"]
-
-    def score(self) -> np.ndarray:
-        return np.array(self.pay)
 
 
 # ---- choices of policies ---------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@
     compare      the real system beside other programs, in turns in one sitting
 
 Runs go into a temporary folder that is deleted, whatever --train_dir says, and last as long as --seconds asks for.
-Machines are shared and drift: figures from one call can be compared with each other, those of two sittings hardly.
-A bound counts nothing but the work itself, each part measured with the machine's caches to itself: no system reaches
+Machines are shared and their speed drifts: compare the figures of one call, not those of two sittings.
+A bound counts only the work itself. Each part is measured alone, with all caches to itself, so no system reaches
 100 % of it.
 """
 
@@ -106,10 +106,9 @@ def cpu_seconds(appo: APPO) -> dict[str, float]:
         kind = process.name.rstrip("_0123456789")
         with contextlib.suppress(psutil.Error):  # it has died; the supervisor will say so
             seconds[kind] = seconds.get(kind, 0.0) + sum(psutil.Process(process.pid).cpu_times()[:2])
-    cores = psutil.cpu_times(percpu=True)
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
-    idle = [cores[core].idle for core in own if core < len(cores)]
-    return seconds | {"idle": sum(idle) / len(idle)}
+    own = psutil.Process().cpu_affinity()
+    idle = [core.idle for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in own]
+    return seconds | {"idle": statistics.mean(idle)}
 
 
 def measure_throughput(settings: dict[str, Any], seconds: float, system: type[APPO] = APPO) -> Throughput:
@@ -146,11 +145,10 @@ def measure_throughput(settings: dict[str, Any], seconds: float, system: type[AP
 
 def print_table(rows: list[list[str]]) -> None:
     """Print rows of cells in aligned columns; the first row is the header."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        first, *others = [cell.ljust(width) if i == 0 else cell.rjust(width)
-                          for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
-        print("  ".join([first, *others]).rstrip(), flush=True)
+    first_width, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [first.ljust(first_width), *(cell.rjust(width) for cell, width in zip(others, widths, strict=True))]
+        print("  ".join(cells).rstrip(), flush=True)
 
 
 def rates(cfg: Config, env_steps_per_sec: float) -> list[str]:
@@ -162,14 +160,13 @@ def run_components(cfg: Config, args: argparse.Namespace) -> None:
     costs = measure_components(cfg, args.seconds)
     simulation = measure_simulation(cfg, args.seconds)
     device = choose_device(cfg.device)
+    where = "one core" if device.type == "cpu" else device
     print(f"{cfg.env} on {describe_machine(cfg)}\n")
     print_table([
         ["cost of one sample, alone, us", ""],
         [f"simulation, one core ({cfg.envs_per_split} environments)", f"{costs.simulation:.1f}"],
-        [f"inference, {'one core' if device.type == 'cpu' else device} (one policy worker, half of the environments)",
-         f"{costs.inference:.1f}"],
-        [f"training pass, {'one core' if device.type == 'cpu' else device} ({cfg.batch_size} samples)",
-         f"{costs.training:.1f}"]])
+        [f"inference, {where} (one policy worker, half of the environments)", f"{costs.inference:.1f}"],
+        [f"training pass, {where} ({cfg.batch_size} samples)", f"{costs.training:.1f}"]])
     print()
     table = [["", "env_steps/s", "frames/s", "computed as"]]
     for name, sampler_only in (("bound", False), ("bound without learning", True)):
@@ -212,16 +209,11 @@ def modes(cfg: Config) -> list[tuple[str, dict[str, Any]]]:
     num_envs = cfg.num_envs_per_worker + cfg.num_envs_per_worker % 2
     samples = cfg.num_workers * num_envs * cfg.rollout
     batch = cfg.batch_size if samples % cfg.batch_size == 0 else samples
-    rows = []
-    for is_async in (False, True):
-        for splits in (1, 2):
-            settings = {"async_rl": is_async, "worker_num_splits": splits,
-                        "num_envs_per_worker": num_envs, "num_workers": cfg.num_workers}
-            if not is_async:
-                settings |= {"batch_size": batch, "num_batches_per_epoch": samples // batch}
-            name = f"{'asynchronous' if is_async else 'synchronous'}, {'double-buffered' if splits == 2 else '1 split'}"
-            rows.append((name, settings))
-    return rows
+    sizes = {"num_workers": cfg.num_workers, "num_envs_per_worker": num_envs}
+    synchronous = {"async_rl": False, "batch_size": batch, "num_batches_per_epoch": samples // batch}
+    return [(f"{mode}, {splitting}", {**sizes, **settings, "worker_num_splits": splits})
+            for mode, settings in (("synchronous", synchronous), ("asynchronous", {"async_rl": True}))
+            for splits, splitting in ((1, "1 split"), (2, "double-buffered"))]
 
 
 def run_scaling(cfg: Config, args: argparse.Namespace) -> None:
@@ -229,39 +221,35 @@ def run_scaling(cfg: Config, args: argparse.Namespace) -> None:
     cores, splits = cpu_cores(), cfg.worker_num_splits
     sweeps = {
         "num_workers": sorted({1, 2, max(cores // 2, 1), cores, 2 * cores}),
-        "num_envs_per_worker": [math.ceil(n / splits) * splits for n in (2, 4, 8, 16, 32, 64)],
+        "num_envs_per_worker": sorted({math.ceil(n / splits) * splits for n in (2, 4, 8, 16, 32, 64)}),
         "worker_num_splits": [n for n in (1, 2, 4) if cfg.num_envs_per_worker % n == 0],
         "policy_workers_per_policy": [1, 2],
     }
     print(f"{cfg.env} on {describe_machine(cfg)}, {cfg.num_workers} rollout workers x "
           f"{cfg.num_envs_per_worker} environments in {splits} split(s) unless said\n")
     base = args.settings | {"num_workers": cfg.num_workers, "num_envs_per_worker": cfg.num_envs_per_worker}
-    results: dict[str, list[tuple[int, Throughput]]] = {}
+    speeds: dict[str, dict[int, float]] = {name: {} for name in sweeps}
     table = [["", "env_steps/s", "frames/s", "lag mean", "memory, GB", "start, s"]]
     for name, values in sweeps.items():
-        results[name] = []
-        for value in dict.fromkeys(values):
+        for value in values:
             run = measure_throughput(base | {name: value}, args.seconds)
-            results[name].append((value, run))
+            speeds[name][value] = run.env_steps_per_sec
             print(f"{name}={value}: {run.env_steps_per_sec:,.0f} env_steps/s", flush=True)  # lest it be lost
             table.append([f"{name}={value}", *rates(cfg, run.env_steps_per_sec), f"{run.lag_mean:.1f}",
                           f"{run.peak_memory_bytes / 1e9:.2f}", f"{run.start_sec:.1f}"])
     print()
     print_table(table)
-    draw_scaling(results, args.output, f"{cfg.env}, {describe_machine(cfg)}")
+    draw_scaling(speeds, args.output, f"{cfg.env}, {describe_machine(cfg)}")
 
 
-def draw_scaling(results: dict[str, list[tuple[int, Throughput]]], output: Path, title: str) -> None:
+def draw_scaling(speeds: dict[str, dict[int, float]], output: Path, title: str) -> None:
     """Draw the throughput over each size."""
-    import matplotlib as mpl  # noqa: PLC0415  slow to import
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
-    mpl.use("agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure, panels = plt.subplots(1, len(results), figsize=(3.4 * len(results), 3.2), sharey=True, layout="constrained")
-    for panel, (name, runs) in zip(panels, results.items(), strict=True):
-        panel.plot(range(len(runs)), [run.env_steps_per_sec for _, run in runs], "o-")
-        panel.set_xticks(range(len(runs)), [str(value) for value, _ in runs])
+    figure = Figure(figsize=(3.4 * len(speeds), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(speeds), sharey=True)
+    for panel, (name, by_size) in zip(panels, speeds.items(), strict=True):
+        panel.plot([str(size) for size in by_size], list(by_size.values()), "o-")
         panel.set_xlabel(name)
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
@@ -336,11 +324,10 @@ def end_group(process: subprocess.Popen) -> None:
 
 def describe_machine(cfg: Config) -> str:
     """Name the processor, its cores and the GPU."""
-    cpu, device = "unknown CPU", choose_device(cfg.device)
-    with contextlib.suppress(OSError):
-        cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()).group(1)
+    device = choose_device(cfg.device)
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
-    return f"{cpu_cores()} cores of {cpu}{gpu}"
+    return f"{cpu_cores()} cores of {names[0] if names else 'unknown CPU'}{gpu}"
 
 
 COMMANDS = {"components": run_components, "throughput": run_throughput, "scaling": run_scaling, "compare": run_compare}
@@ -354,15 +341,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     own.add_argument("command", choices=COMMANDS, help="see below")
     own.add_argument("--seconds", type=float, default=20.0, help="measure each for so long, after a warm-up [20]")
     own.add_argument("--repeats", type=int, default=1, help="throughput, compare: take the median of so many runs [1]")
-    own.add_argument("--modes", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
-                     help="throughput: synchronous and asynchronous, one split and two [False]")
-    own.add_argument("--sampler_only", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
-                     help="throughput: sample with the policy's network, learn nothing [False]")
-    own.add_argument("--random_actions", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
-                     help="throughput: no networks at all [False]")
-    own.add_argument("--other", nargs="+", action="append", default=[], metavar="WORD",
-                     help="compare: NAME COMMAND PATTERN, a regular expression whose group matches the frames/s that "
-                     "the command prints; may be repeated")
+    switch = {"type": parse_bool, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
+    own.add_argument("--modes", help="throughput: synchronous and asynchronous, one split and two [False]", **switch)
+    own.add_argument("--sampler_only", help="throughput: sample with the policy's network, learn nothing [False]",
+                     **switch)
+    own.add_argument("--random_actions", help="throughput: no networks at all [False]", **switch)
+    own.add_argument("--other", nargs=3, action="append", default=[], metavar=("NAME", "COMMAND", "PATTERN"),
+                     help="compare: another program; PATTERN is a regular expression whose group matches the frames/s"
+                     " that COMMAND prints; may be repeated")
     own.add_argument("--output", type=Path, default=Path("scaling.png"), help="scaling: picture file [scaling.png]")
     names = {action.dest for action in own._group_actions}
     given = vars(parser.parse(argv))
@@ -371,9 +357,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     for name in ("seconds", "repeats"):
         if not getattr(args, name) > 0:
             raise UserError(f"--{name}={getattr(args, name)} must be greater than 0")
-    for words in args.other:
-        if len(words) != 3:
-            raise UserError(f"--other {' '.join(words)}: give NAME COMMAND PATTERN")
     return args
 
 
@@ -385,10 +368,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("benchmark.py: ended", file=sys.stderr)
-        return 1
-    except ComponentError as error:
-        print(f"benchmark.py: {error}", file=sys.stderr)
+    except (ComponentError, KeyboardInterrupt) as error:
+        print(f"benchmark.py: {str(error) or 'ended'}", file=sys.stderr)
         return 1
     return 0

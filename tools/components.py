@@ -7,7 +7,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from learner import Learner
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime.children import start_server
-from runtime.crew import keep_freed_memory
+from runtime.crew import keep_freed_memory, kill_all
 from runtime.machine import choose_device
 from runtime.user_error import UserError
 from shared_buffers import RESUME, SLOTS, SPLIT, SharedBuffers
@@ -68,18 +68,12 @@ def random_steps(cfg: Config) -> tuple[Callable[[], Any], int]:
     """Make one split's environments; return a function that steps them at random, and how many there are."""
     env = make_vector_env(cfg, cfg.envs_per_split)
     env.reset(0)
-    prepared = []
+    actions = []  # of each kind of agents: batches for one step after another
     for kind in env.kinds:
         parameters = torch.zeros(PREPARED_ACTIONS, len(kind.index), num_action_parameters(kind.action_space))
-        prepared.append(ActionDistribution(kind.action_space, parameters).sample().numpy())
-    count = 0
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-        env.step([actions[count % PREPARED_ACTIONS] for actions in prepared])
-
-    return step, env.num_envs
+        actions.append(ActionDistribution(kind.action_space, parameters).sample().numpy())
+    steps = itertools.cycle(zip(*actions, strict=True))
+    return lambda: env.step(list(next(steps))), env.num_envs
 
 
 def measure_components(cfg: Config, seconds: float) -> Costs:
@@ -154,41 +148,22 @@ def empty_inboxes(buffers: SharedBuffers) -> None:
             inbox.get()
 
 
-@contextlib.contextmanager
-def running(processes: list[Any]) -> Iterator[None]:
-    """Start processes; end them in any case, since children ignore the signals that stop the program."""
-    try:
-        for process in processes:
-            process.start()
-        yield
-    finally:
-        for process in processes:
-            if process.pid is not None:  # it was started
-                process.kill()
-                process.join()
-
-
 def measure_simulation(cfg: Config, seconds: float) -> float:
     """Return the env_steps/s of `num_workers` processes that do nothing but step environments."""
     context = start_server()
-    ready, counts, go = context.Semaphore(0), context.SimpleQueue(), context.Event()
-    processes = [context.Process(target=simulate, args=(cfg, seconds, ready, go, counts), daemon=True)
+    start, counts = context.Barrier(cfg.num_workers), context.SimpleQueue()
+    processes = [context.Process(target=simulate, args=(cfg, seconds, start, counts), daemon=True)
                  for _ in range(cfg.num_workers)]
-    with running(processes):
-        for _ in processes:
-            ready.acquire()
-        go.set()
+    try:
+        for process in processes:
+            process.start()
         return sum(counts.get() for _ in processes)
+    finally:
+        kill_all(processes)  # they ignore the signals that stop the program
 
 
-def simulate(cfg: Config, seconds: float, ready: Any, go: Any, counts: Any) -> None:
-    """Step environments for a while; send the env_steps/s."""
+def simulate(cfg: Config, seconds: float, start: Any, counts: Any) -> None:
+    """Step environments for a while, beginning with the other processes; send the env_steps/s."""
     step, num_envs = random_steps(cfg)
-    step()
-    ready.release()
-    go.wait()
-    calls, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds:
-        step()
-        calls += 1
-    counts.put(calls * num_envs / elapsed)
+    start.wait()
+    counts.put(num_envs / time_of(step, seconds))

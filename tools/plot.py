@@ -16,35 +16,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("agg")  # a backend without a window
-
 import numpy as np
-from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy import stats
 
 from runtime.records import read_history
 from runtime.user_error import UserError, nearest
 
-FORMATS = ("png", "svg", "pdf", "jpg")
+FORMATS = (".png", ".svg", ".pdf", ".jpg")
 LABELS = {"mean_return": "mean return of the last 100 episodes",
           "true_objective": "mean true objective of the last 100 episodes",
           "win_rate_vs_past": "share of the last 100 games won against the past"}
 POINTS = 200  # of a mean curve
-Curve = tuple[list[float], list[float]]  # places and values
 
 
 def read_rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's metrics."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    """Read the rows of a run's metrics. Raises `UserError` when there are none."""
+    path = run_dir / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if not rows:
+        raise UserError(f"{run_dir} holds no metrics.jsonl")
+    return rows
 
 
 def read_curves(run_dir: Path, key: str) -> list[tuple[list[float], list[float], list[float]]]:
     """Read minutes, millions of env_steps and a key's values: of the whole run, then of each policy of a population."""
     rows = read_rows(run_dir)
     curves = []
-    for policy in range(-1, len(rows[0].get("policies", ())) if rows else 0):
+    for policy in range(-1, len(rows[0].get("policies", ()))):
         values = [(row, row if policy < 0 else row["policies"][policy]) for row in rows]
         values = [(row, part[key]) for row, part in values if part.get(key) is not None]
         curves.append(([row["wall_sec"] / 60 for row, _ in values], [row["env_steps"] / 1e6 for row, _ in values],
@@ -58,8 +58,8 @@ def read_evaluations(run_dir: Path) -> list[tuple[float, float]]:
     return [(part["eval_env_steps"] / 1e6, part["eval_return"]) for part in parts]
 
 
-def mean_curve(curves: list[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Average curves over the places that all of them reach, interpolated in between.
+def mean_curve(curves: list[tuple[list[float], list[float]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Average curves, each given as places and values, over the places that all reach, interpolated in between.
 
     Returns the places, the mean, and the ends of its 95 % interval (bootstrap over the curves, percentiles), [POINTS]
     each; nothing where the curves share no place.
@@ -74,14 +74,7 @@ def mean_curve(curves: list[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     return places, values.mean(0), interval.low, interval.high
 
 
-def draw_mean(panel: plt.Axes, curves: list[Curve], color: str, label: str | None) -> None:
-    """Draw the mean of several curves, and its interval as a band."""
-    places, mean, low, high = mean_curve(curves)
-    panel.plot(places, mean, color=color, linewidth=2, label=label)
-    panel.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
-
-
-def draw_group(panels: Sequence[plt.Axes], run_dirs: list[Path], key: str, color: str, label: str) -> None:
+def draw_group(panels: Sequence[Axes], run_dirs: list[Path], key: str, color: str, label: str) -> None:
     """Draw runs in one color over minutes and over env_steps, and their mean when there are several."""
     is_alone = len(run_dirs) == 1
     runs = [read_curves(run_dir, key) for run_dir in run_dirs]
@@ -93,7 +86,9 @@ def draw_group(panels: Sequence[plt.Axes], run_dirs: list[Path], key: str, color
                 panel.plot(policy[axis], policy[2], color=color, linewidth=0.5)
         curves = [(run[0][axis], run[0][2]) for run in runs if run[0][2]]
         if len(curves) > 1:
-            draw_mean(panel, curves, color, f"{label}, mean of {len(curves)}")
+            places, mean, low, high = mean_curve(curves)
+            panel.plot(places, mean, color=color, linewidth=2, label=f"{label}, mean of {len(curves)}")
+            panel.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
     evaluations = [evaluation for run_dir in run_dirs for evaluation in read_evaluations(run_dir)]
     if evaluations and key == "mean_return":
         panels[1].plot(*zip(*evaluations, strict=True), "o", markersize=3, color=color, label=f"{label}, evaluation")
@@ -102,7 +97,8 @@ def draw_group(panels: Sequence[plt.Axes], run_dirs: list[Path], key: str, color
 def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mean_return", *,
          by_folder: bool = False) -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
     groups: dict[Path, list[Path]] = {}
     for run_dir in run_dirs:
         groups.setdefault(run_dir.resolve().parent if by_folder else run_dir, []).append(run_dir)
@@ -116,49 +112,44 @@ def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mea
             panel.axhline(goal, color="gray", linestyle="--", linewidth=1)
     panels[1].legend(loc="lower right")
     figure.savefig(output, dpi=120)
-    plt.close(figure)
 
 
 def draw_population(run_dir: Path, output: Path) -> None:
-    """Draw the history of a population into a picture file."""
+    """Draw the history of a population into a picture file. Raises `UserError` when there is none."""
     events = read_history(run_dir)
+    if not events:
+        raise UserError(f"{run_dir} holds no population.jsonl")
     described = {"policy", "policy_steps", "env_steps", "objective", "donor", "words"}
-    names = [name for name in events[0] if name not in described]
-    changed = [name for name in names if len({event[name] for event in events}) > 1]
-    columns = min(4, 1 + len(changed))
-    num_rows = math.ceil((1 + len(changed)) / columns)
-    figure, grid = plt.subplots(num_rows, columns, figsize=(4 * columns, 3 * num_rows), layout="constrained",
-                                squeeze=False)
-    panels = grid.ravel()
-    policies = sorted({event["policy"] for event in events})
-    for panel, name in zip(panels, ["objective", *changed], strict=False):
-        for policy in policies:
+    names = ["objective", *(name for name in events[0]
+                            if name not in described and len({event[name] for event in events}) > 1)]
+    latest: dict[int, dict[str, Any]] = {}  # event of each policy
+    copies = []  # events that replaced a policy, and the latest event of its donor
+    for event in events:
+        if event["donor"] in latest:
+            copies.append((event, latest[event["donor"]]))
+        latest[event["policy"]] = event
+    columns = min(4, len(names))
+    num_rows = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(4 * columns, 3 * num_rows), layout="constrained")
+    for place, name in enumerate(names, 1):
+        panel = figure.add_subplot(num_rows, columns, place)
+        for policy in sorted(latest):
             own = [event for event in events if event["policy"] == policy and event[name] is not None]
             panel.plot([event["policy_steps"] / 1e6 for event in own], [float(event[name]) for event in own],
                        drawstyle="default" if name == "objective" else "steps-post", marker=".",
                        label=f"policy {policy}", color=f"C{policy}")
-        for event in events:
-            donor = _latest(events, event["donor"], event)
-            if donor is not None and donor[name] is not None:
-                place = event["policy_steps"] / 1e6
-                panel.annotate("", (place, float(event[name])), (place, float(donor[name])),
+        for event, donor in copies:
+            if donor[name] is not None:
+                steps = event["policy_steps"] / 1e6
+                panel.annotate("", (steps, float(event[name])), (steps, float(donor[name])),
                                arrowprops={"arrowstyle": "->", "color": f"C{event['policy']}", "alpha": 0.6})
         panel.set(title=name, xlabel="million env_steps of the policy")
         panel.grid(alpha=0.3)
         numbers = [abs(float(event[name])) for event in events if event[name]]
         if name != "objective" and numbers and max(numbers) > 3 * min(numbers):
             panel.set_yscale("log")
-    for panel in panels[1 + len(changed):]:
-        panel.set_visible(False)
-    panels[0].legend(fontsize="small")
+    figure.axes[0].legend(fontsize="small")
     figure.savefig(output, dpi=100)
-    plt.close(figure)
-
-
-def _latest(events: list[dict[str, Any]], policy: int | None, before: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a policy's last event before another one; None when there is none."""
-    earlier = [event for event in events[:events.index(before)] if event["policy"] == policy]
-    return earlier[-1] if earlier else None
 
 
 def main(argv: list[str]) -> int:
@@ -186,21 +177,18 @@ def main(argv: list[str]) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise `UserError` when there is nothing to draw, or no place for the picture."""
-    file = "population.jsonl" if args.population else "metrics.jsonl"
-    for run_dir in args.run_dirs:
-        if not (run_dir / file).is_file() or not (run_dir / file).read_text().strip():
-            raise UserError(f"{run_dir} holds no {file}")
+    """Raise `UserError` when nothing of that key was recorded, or there is no place for the picture."""
+    if args.output.suffix not in FORMATS or not args.output.parent.is_dir():
+        raise UserError(f"{args.output} cannot be written; choose a file in a folder that exists, ending in "
+                        + ", ".join(FORMATS))
     if args.population and len(args.run_dirs) > 1:
         raise UserError("--population draws one run; name one")
-    rows = [row for run_dir in args.run_dirs if not args.population for row in read_rows(run_dir)]
-    keys = {key for row in rows for part in (row, *row.get("policies", ())) for key, value in part.items()
-            if isinstance(value, (int, float))}
-    if rows and args.key not in keys:
-        raise UserError(f"--key={args.key} is in no row of the metrics{nearest(args.key, keys)}")
-    if args.output.suffix[1:] not in FORMATS or not args.output.parent.is_dir():
-        raise UserError(f"{args.output} cannot be written; choose a file in a folder that exists, ending in "
-                        + ", ".join(f".{name}" for name in FORMATS))
+    if not args.population:
+        rows = [row for run_dir in args.run_dirs for row in read_rows(run_dir)]
+        parts = [part for row in rows for part in (row, *row.get("policies", ()))]
+        keys = {key for part in parts for key, value in part.items() if isinstance(value, (int, float))}
+        if args.key not in keys:
+            raise UserError(f"--key={args.key} is in no row of the metrics{nearest(args.key, keys)}")
 
 
 if __name__ == "__main__":

@@ -40,17 +40,15 @@ from runtime.policy_records import RETURN_WINDOW
 from runtime.user_error import UserError, nearest
 from tools.plot import draw, read_rows
 
+ROOT = Path(__file__).resolve().parent.parent
+NEVER = 1e12  # minutes or env_steps of a run that has not reached the goal
+BUSY_PERCENT = 10.0  # of one core, taken by other programs before a run begins
+SETTLE_SEC = 2.0  # what the run before has left to do takes so long
+STOP_SEC = 120.0  # a run that was told to stop may take so long
+
 
 class RunFailed(RuntimeError):
     """A run of the study failed; the text names its log."""
-
-
-ROOT = Path(__file__).resolve().parent.parent
-CONFIDENCE = 0.95
-NEVER = 1e12  # minutes or env_steps of a run that has not reached the goal
-BUSY_PERCENT = 10.0  # of one core, taken by other programs before a run begins
-SETTLE_SEC = 5
-STOP_SEC = 120.0  # a run that was told to stop may take so long
 
 
 @dataclass(frozen=True)
@@ -102,18 +100,14 @@ def read_study(path: Path) -> Study:
     return study
 
 
-def read_results(path: Path) -> list[Result]:
-    """Read the runs that are finished."""
-    return [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 # ---- running -----------------------------------------------------------------------------------------------------
 
 
-def run_study(study: Study, folder: Path) -> list[Result]:
+def run_study(study: Study, folder: Path) -> None:
     """Run what is not finished yet. Raises `UserError` when settings have changed since, `RunFailed`."""
     folder.mkdir(parents=True, exist_ok=True)
-    results = read_results(folder / "results.jsonl")
+    path = folder / "results.jsonl"
+    results = [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
     for result in results:
         if result.setting in study.settings and result.flags != flags_of(study, result.setting):
             raise UserError(f"{folder} holds runs of '{result.setting}' with other flags ({result.flags}); choose "
@@ -123,13 +117,12 @@ def run_study(study: Study, folder: Path) -> list[Result]:
         for setting in study.settings:
             if (setting, seed) in finished:
                 continue
-            result = run(study, setting, seed, folder)
-            with (folder / "results.jsonl").open("a") as file:
+            result = run(study, setting, folder / setting / f"seed_{seed}", seed)
+            with path.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
             results.append(result)
             print(describe(result), flush=True)
-            write_report(study, [result for result in results if result.setting in study.settings], folder)
-    return results
+            write_report(study, results, folder)
 
 
 def flags_of(study: Study, setting: str) -> str:
@@ -137,40 +130,38 @@ def flags_of(study: Study, setting: str) -> str:
     return f"{study.flags} {study.settings[setting]}".strip()
 
 
-def run(study: Study, setting: str, seed: int, folder: Path) -> Result:
+def run(study: Study, setting: str, run_dir: Path, seed: int) -> Result:
     """Train once, to the goal or for the time there is, and score what came of it."""
     others = busy_percent()
     if others > BUSY_PERCENT:
         print(f"other programs take {others:.0f} % of a core: times will be too long", flush=True)
-    where = ["--train_dir", str((folder / setting).resolve()), "--experiment", f"seed_{seed}"]
-    flags = flags_of(study, setting)
-    (folder / setting).mkdir(exist_ok=True)
-    run_dir = folder / setting / f"seed_{seed}"
-    log = folder / setting / f"seed_{seed}.txt"
+    flags, where = flags_of(study, setting), ["--train_dir", str(run_dir.parent), "--experiment", run_dir.name]
+    log, metrics = run_dir.with_suffix(".txt"), run_dir / "metrics.jsonl"
+    run_dir.parent.mkdir(exist_ok=True)
     restart = "overwrite" if (run_dir / "config.json").exists() else "resume"
-    with log.open("w") as file:
-        command = [sys.executable, str(ROOT / "train.py"), *shlex.split(flags), *where, "--seed", str(seed),
-                   "--report_interval_sec", "1", "--restart_behavior", restart]
-        begun, begun_at = time.monotonic(), time.time()
-        with subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
-            try:
-                row, minutes = follow(process, run_dir / "metrics.jsonl", study, begun, begun_at)
-            finally:
-                stop(process)
+    command = [sys.executable, str(ROOT / "train.py"), *shlex.split(flags), *where, "--seed", str(seed),
+               "--report_interval_sec", "1", "--restart_behavior", restart]
+    begun_at = time.time()
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
+        try:
+            row, minutes = follow(process, metrics, study, begun_at)
+        finally:
+            stop(process)
     if process.returncode or row is None:
         raise RunFailed(f"'{setting}' with seed {seed} failed, see {log}")
     mean_return = row["mean_return"] if row["num_episodes"] >= RETURN_WINDOW else None
+    evaluation = evaluate(study.eval_episodes, run_dir, where, log) if study.eval_episodes else {}
     return Result(setting, flags, seed, has_reached(row, study.goal), minutes, row["wall_sec"] / 60, row["env_steps"],
-                  mean_return, others, evaluate(study, flags, where, log) if study.eval_episodes else {})
+                  mean_return, others, evaluation)
 
 
-def follow(process: subprocess.Popen, metrics: Path, study: Study, begun: float,
-           begun_at: float) -> tuple[dict[str, Any] | None, float]:
+def follow(process: subprocess.Popen, metrics: Path, study: Study, begun_at: float
+           ) -> tuple[dict[str, Any] | None, float]:
     """Wait until a run has reached the goal, or its time is over, or it has ended; return its last row and minutes."""
+    begun = time.monotonic()
     while True:
         is_over = process.poll() is not None
-        minutes = (time.monotonic() - begun) / 60
-        row = last_row(metrics, begun_at)
+        minutes, row = (time.monotonic() - begun) / 60, last_row(metrics, begun_at)
         if is_over or minutes >= study.max_minutes or (row and has_reached(row, study.goal)):
             return row, minutes
         time.sleep(0.2)
@@ -188,7 +179,7 @@ def last_row(metrics: Path, begun_at: float) -> dict[str, Any] | None:
 
 def has_reached(row: dict[str, Any], goal: float) -> bool:
     """Tell whether the mean return of a full window of episodes is at the goal."""
-    return row["num_episodes"] >= RETURN_WINDOW and row["mean_return"] is not None and row["mean_return"] >= goal
+    return row["num_episodes"] >= RETURN_WINDOW and row["mean_return"] >= goal
 
 
 def stop(process: subprocess.Popen) -> None:
@@ -201,12 +192,10 @@ def stop(process: subprocess.Popen) -> None:
         process.kill()
 
 
-def evaluate(study: Study, flags: str, where: Sequence[str], log: Path) -> dict[str, float]:
+def evaluate(num_episodes: int, run_dir: Path, where: Sequence[str], log: Path) -> dict[str, float]:
     """Score a run's best checkpoint with `evaluate.py`; return its mean and standard deviation."""
-    env = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    env.add_argument("--env")
-    command = [sys.executable, str(ROOT / "evaluate.py"), "--env", env.parse_known_args(shlex.split(flags))[0].env,
-               *where, "--episodes", str(study.eval_episodes)]
+    env = json.loads((run_dir / "config.json").read_text())["env"]
+    command = [sys.executable, str(ROOT / "evaluate.py"), "--env", env, *where, "--episodes", str(num_episodes)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     with log.open("a") as file:
         file.write(finished.stdout + finished.stderr)
@@ -217,15 +206,9 @@ def evaluate(study: Study, flags: str, where: Sequence[str], log: Path) -> dict[
 
 
 def busy_percent() -> float:
-    """Measure what other programs take of the processor in a second, in percent of one core.
-
-    Waits a few seconds for the end of what the run before has left to do.
-    """
-    for _ in range(SETTLE_SEC):
-        percent = psutil.cpu_percent(1.0) * (psutil.cpu_count() or 1)
-        if percent <= BUSY_PERCENT:
-            break
-    return percent
+    """Measure what other programs take of the processor, in percent of one core."""
+    time.sleep(SETTLE_SEC)
+    return psutil.cpu_percent(1.0) * psutil.cpu_count()
 
 
 # ---- reporting ---------------------------------------------------------------------------------------------------
@@ -234,12 +217,12 @@ def busy_percent() -> float:
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the median, and the ends of its 95 % interval by the bootstrap (percentiles), of values without order.
 
-    Of three values the interval is from the smallest to the largest; of one it is nothing but that value.
+    Of three values the interval reaches from the smallest to the largest; of one it is that value.
     """
     median = statistics.median(values)
     if len(set(values)) == 1:
         return median, median, median
-    interval = stats.bootstrap((np.array(values),), np.median, method="percentile", confidence_level=CONFIDENCE,
+    interval = stats.bootstrap((np.array(values),), np.median, method="percentile",
                                rng=np.random.default_rng(0)).confidence_interval
     return median, float(interval.low), float(interval.high)
 
@@ -253,8 +236,7 @@ def show(values: Iterable[float], digits: int) -> str:
 def describe(result: Result) -> str:
     """Say in one line what a run has come to."""
     score = "fewer than 100 episodes" if result.mean_return is None else f"mean return {result.mean_return:.2f}"
-    evaluated = "".join(f", evaluated {value['mean']:.2f} +- {value['deviation']:.2f}"
-                        for value in [result.evaluation] if value)
+    evaluated = f", evaluated {result.evaluation['mean']:.2f}" if result.evaluation else ""
     return (f"{result.setting}, seed {result.seed}: {score} after {result.minutes:.2f} min and "
             f"{result.env_steps:,} env_steps{evaluated}")
 
@@ -280,18 +262,17 @@ def make_table(study: Study, results: Sequence[Result]) -> str:
         if study.eval_episodes:
             rows[-1].append(", ".join(f"{run.evaluation['mean']:.1f}" if run.evaluation else "-" for run in runs))
     goal = f"Until a mean return of {study.goal:g}" if has_goal else f"After {study.max_minutes:g} minutes"
-    lines = [f"{goal}; median of the seeds and its {CONFIDENCE:.0%} interval (bootstrap). `{study.flags}`", ""]
+    lines = [f"{goal}; median of the seeds and its 95 % interval (bootstrap). `{study.flags}`", ""]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
 def write_report(study: Study, results: Sequence[Result], folder: Path) -> None:
     """Write the table and the picture."""
     (folder / "table.md").write_text(make_table(study, results))
-    run_dirs = [folder / result.setting / f"seed_{result.seed}" for result in results]
+    run_dirs = [folder / setting / f"seed_{result.seed}" for setting in study.settings
+                for result in results if result.setting == setting]
     drawn = [run_dir for run_dir in run_dirs if any(row["mean_return"] is not None for row in read_rows(run_dir))]
     if drawn:
-        order = list(study.settings)
-        drawn.sort(key=lambda run_dir: order.index(run_dir.parent.name))
         draw(drawn, folder / "curves.png", study.goal if math.isfinite(study.goal) else None, by_folder=True)
 
 
@@ -308,11 +289,8 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"study.py: {error}", file=sys.stderr)
         return 2
-    except RunFailed as error:
-        print(f"study.py: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("study.py: stopped; the same command goes on", file=sys.stderr)
+    except (RunFailed, KeyboardInterrupt) as error:
+        print(f"study.py: {str(error) or 'stopped; the same command goes on'}", file=sys.stderr)
         return 1
     return 0
 

@@ -10,7 +10,6 @@ run's folder, for https://ui.perfetto.dev or chrome://tracing, and a picture of 
 On a GPU a span is what the process does: kernels that it has started may run on after its end.
 """
 
-import argparse
 import itertools
 import json
 import sys
@@ -18,7 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
 from runtime.command_line import OneLineParser
+from runtime.files import write_atomically
 from runtime.recorder import STEP, WAIT, Span
 from runtime.user_error import UserError
 
@@ -42,9 +46,7 @@ def write_trace(path: Path, spans: dict[str, Iterable[Span]], begin: int, end: i
             first, last = max(span.begin, begin), min(span.end, end)
             events.append({"ph": "X", "pid": process, "tid": threads[span.thread], "name": span.name,
                            "ts": (first - begin) / 1e3, "dur": (last - first) / 1e3})  # us
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    temporary.replace(path)
+    write_atomically(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def write_run(run_dir: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> str:
@@ -86,18 +88,14 @@ def read_trace(path: Path) -> list[Row]:
 
 def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
     """Draw the spans within [begin_ms, end_ms] of a trace, one bar for each thread; inner spans lie on outer ones."""
-    import matplotlib as mpl  # noqa: PLC0415  slow to import
-
-    mpl.use("agg")  # a backend without a window
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
     rows = [Row(row.label, [("waiting" if name.startswith(WAIT) else name, *when) for name, *when in row.spans])
             for row in rows]
     # sorted, the splits last, so that a name has the same color in every picture of a system
     names = sorted({name for row in rows for name, _, _ in row.spans}, key=lambda name: (name.startswith(STEP), name))
-    palette = itertools.cycle(color for color in plt.get_cmap("tab20").colors if len(set(color)) > 1)  # not the grays
+    palette = itertools.cycle(color for color in colormaps["tab20"].colors if len(set(color)) > 1)  # not the grays
     colors = {name: "#e4e4e4" if name == "waiting" else next(palette) for name in names}
-    figure, axes = plt.subplots(figsize=(13, 1.1 + 0.42 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(13, 1.1 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots()
     shown = set()
     for y, row in enumerate(rows):
         for depth, spans in enumerate(by_depth(row.spans)):
@@ -112,10 +110,9 @@ def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
     axes.set_xlabel("ms")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)
-    patches = [mpl.patches.Patch(color=colors[name], label=name) for name in names if name in shown]
+    patches = [Patch(color=colors[name], label=name) for name in names if name in shown]
     figure.legend(handles=patches, loc="outside upper center", ncols=8, frameon=False, fontsize=9)
     figure.savefig(output, dpi=110)
-    plt.close(figure)
 
 
 def by_depth(spans: list[tuple[str, float, float]]) -> list[list[tuple[str, float, float]]]:
@@ -149,7 +146,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=0.5, help="draw the last so many seconds [0.5]")
     parser.add_argument("--output", type=Path, help="picture file [timeline.png beside the trace]")
     try:
-        args: argparse.Namespace = parser.parse(argv)
+        args = parser.parse(argv)
         if not args.seconds > 0:
             raise UserError(f"--seconds={args.seconds} must be greater than 0")
         path = args.run / "trace.json" if args.run.is_dir() else args.run

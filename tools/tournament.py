@@ -15,7 +15,6 @@ from runtime.evaluator import Player, RandomPlayer, play
 
 ELO_SCALE = 400 / np.log(10)  # points per unit of log odds
 VIRTUAL_DRAWS = 0.5  # added between each two entries, so that one that never loses has a finite rating
-MAX_ITERATIONS = 100
 
 MakePlayer = Callable[[VectorEnv, np.ndarray], Player | RandomPlayer]
 
@@ -66,8 +65,7 @@ def elo(results: Results) -> tuple[np.ndarray, np.ndarray]:
     games = results.games + 2 * VIRTUAL_DRAWS * others
     points = results.points + VIRTUAL_DRAWS * others
     ratings = np.zeros(num_entries)  # log odds
-    covariance = np.zeros((num_entries, num_entries))
-    for _ in range(MAX_ITERATIONS):
+    for _ in range(100):
         wins = 1 / (1 + np.exp(ratings[None] - ratings[:, None]))  # probability of row against column
         gradient = (points - games * wins).sum(1)
         spread = games * wins * (1 - wins)

@@ -1,8 +1,8 @@
 """Videos of an environment: mp4 or GIF, and a contact sheet beside it. Used by `evaluate.py`."""
 
 from pathlib import Path
-from typing import Any
 
+import cv2
 import numpy as np
 from PIL import Image
 
@@ -26,7 +26,7 @@ class VideoWriter:
             raise UserError(f"--record_video={path} cannot be written ({error.strerror}); choose another folder"
                             ) from error
         self.path, self.frames_per_sec = path, frames_per_sec
-        self.mp4: Any = None
+        self.mp4: cv2.VideoWriter | None = None
         self.gif: list[Image.Image] = []
         self.sheet: list[np.ndarray] = []  # every `sheet_every`-th picture
         self.sheet_every, self.num_frames = 1, 0
@@ -40,26 +40,21 @@ class VideoWriter:
         if picture.ndim != 3 or picture.shape[2] != 3:
             raise UserError("--record_video: this environment does not draw itself (its render() gives no picture of "
                             "height x width x 3)")
-        if not self.num_frames:
-            self._open(picture)
-        if self.mp4 is not None:
+        if self.path.suffix == ".gif":
+            if self.num_frames < self.MAX_GIF_FRAMES:
+                self.gif.append(Image.fromarray(picture).quantize())
+        else:
+            if self.mp4 is None:
+                size = (picture.shape[1], picture.shape[0])
+                self.mp4 = cv2.VideoWriter(str(self.path), cv2.VideoWriter_fourcc(*"mp4v"), self.frames_per_sec, size)
+                if not self.mp4.isOpened():
+                    raise UserError(f"--record_video={self.path} cannot be written; try a file that ends in .gif")
             self.mp4.write(picture[:, :, ::-1])  # OpenCV wants BGR
-        elif self.num_frames < self.MAX_GIF_FRAMES:
-            self.gif.append(Image.fromarray(picture).quantize())
         if self.num_frames % self.sheet_every == 0:
             self.sheet.append(picture.copy())
             if len(self.sheet) == 2 * self.SHEET_COLUMNS * self.SHEET_ROWS:
                 self.sheet, self.sheet_every = self.sheet[::2], 2 * self.sheet_every
         self.num_frames += 1
-
-    def _open(self, picture: np.ndarray) -> None:
-        if self.path.suffix == ".mp4":
-            import cv2  # noqa: PLC0415  slow to import
-
-            size = (picture.shape[1], picture.shape[0])
-            self.mp4 = cv2.VideoWriter(str(self.path), cv2.VideoWriter_fourcc(*"mp4v"), self.frames_per_sec, size)
-            if not self.mp4.isOpened():
-                raise UserError(f"--record_video={self.path} cannot be written; choose another folder")
 
     def close(self) -> None:
         """Finish the files."""

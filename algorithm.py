@@ -10,9 +10,8 @@ methods change nothing:
     targets      by the learner, for a minibatch, without gradient
     loss         by the learner, for a minibatch
 
-The statistics of observations and returns move between two datasets, after the last SGD step (those of the returns once
-more with the first targets of all, which begin them). Every average in a loss is a `MaskedMean`, so that several
-learners of one policy are one (`reducer.py`).
+Between `targets` and `loss` the learner moves the statistics of the returns, the only thing that changes on the way.
+Every average in a loss is a `MaskedMean`, so that several learners of one policy are one (`reducer.py`).
 
 The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA and REINFORCE are little more than
 `targets` and `loss`. What the others would add, on paper; none of it is built:

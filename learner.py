@@ -64,7 +64,6 @@ class Learner:
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy))
         self.feed = self.algorithm.make_feed(buffers, policy, pinned=device.type == "cuda",
                                              deliver=self.train if cfg.serial_mode else None)
-        self.targets: list[tuple[Tensor, Tensor]] = []  # and which are valid, [T, B], of the last epoch's minibatches
         self.take_over_settings()
 
     def take_over_settings(self) -> None:
@@ -130,15 +129,11 @@ class Learner:
             last = self.reducer.any(step == len(steps) or bool(self.buffers.stopping))
             if last:
                 self.feed.allow_next()
-            if (step - 1) % cfg.num_batches_per_epoch == 0:
-                self.targets.clear()  # those of the last epoch move the statistics
             stats.append(self.sgd_step({name: tensor.index_select(0, indices) for name, tensor in data.items()}))
             if step % cfg.num_batches_per_epoch == 0:
                 state.update_learning_rate(stats[-cfg.num_batches_per_epoch:])
-            if last:  # within a dataset all its observations, and all its targets, are normalized alike
+            if last:  # within a dataset all its observations are normalized alike
                 self.update_normalizers(data)
-                if cfg.normalize_returns:
-                    self.model.update_returns(*(torch.cat(parts, 1) for parts in zip(*self.targets, strict=True)))
             state.publish()
             if last:
                 break
@@ -183,12 +178,11 @@ class Learner:
         return stats
 
     def loss(self, outputs: tuple[Tensor, ...], data: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss of a minibatch [T(+1), B, ...] and statistics; keep its targets."""
+        """Compute the loss of a minibatch [T(+1), B, ...] and statistics; move the statistics of the returns."""
         with torch.no_grad():
             data = data | self.algorithm.targets(self.model, outputs, data)
-        self.targets.append((data["targets"], data["valid"]))
-        if self.cfg.normalize_returns and not self.state.sgd_steps:  # the first targets of all: there is no unit yet
-            self.model.returns.begin(*self.targets[0])
+            if self.cfg.normalize_returns:  # before the targets are used: the first ones would be far outside
+                self.model.returns.update(data["targets"], data["valid"])
         loss = self.algorithm.loss(self.model, outputs, data, MaskedMean(data["valid"], self.reducer))
         return loss.total, {name: value.detach() for name, value in loss.statistics.items()}
 

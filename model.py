@@ -317,21 +317,6 @@ class ActorCritic(nn.Module):
             if isinstance(normalizer, RunningNormalizer):
                 normalizer.update(expand(space, obs[name]))
 
-    @torch.no_grad()
-    def update_returns(self, targets: Tensor, valid: Tensor) -> None:
-        """Move the statistics of the returns by the valid targets; the values that the network predicts stay the same.
-
-        Else values would grow with the deviation, the next targets with the values, the deviation with them, and so on
-        without end. Source: Pop-Art, arXiv 1602.07714, section 2.2. At first, while the deviation is 0, values count as
-        0, and there is nothing to preserve.
-        """
-        returns = self.returns
-        mean, deviation, is_first = returns.mean.clone(), returns.deviation, returns.var == 0
-        returns.update(targets, valid)
-        scale = torch.where(is_first, 1.0, deviation / returns.deviation)
-        self.value_head.weight.mul_(scale)
-        self.value_head.bias.mul_(scale).add_(torch.where(is_first, 0.0, (mean - returns.mean) / returns.deviation))
-
     def body_to(self, dtype: torch.dtype) -> "ActorCritic":
         """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""
         self.encoder.to(dtype)

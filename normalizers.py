@@ -146,10 +146,10 @@ class ReturnNormalizer(nn.Module):
 
     So the size of the rewards changes neither the learning rate of the values nor their weight in the loss. Without
     `--normalize_returns` mean and deviation stay 0 and 1. The statistics follow the last `WINDOW` targets, roughly,
-    since returns grow while the policy learns; `ActorCritic.update_returns` moves them.
+    since returns grow while the policy learns.
     """
 
-    WINDOW = 125_000
+    WINDOW = 500_000
 
     def __init__(self, *, running: bool = False) -> None:
         super().__init__()
@@ -179,11 +179,6 @@ class ReturnNormalizer(nn.Module):
             return
         merge_moments(self, returns.mean(), returns.var(unbiased=False), len(returns))
         self.count.clamp_(max=self.WINDOW)
-
-    def begin(self, returns: Tensor, valid: Tensor) -> None:
-        """Take provisional statistics, as `update` does; the next update replaces them."""
-        self.update(returns, valid)
-        self.count.zero_()
 
 
 def normalized_names(cfg: Config, leaves: dict[str, spaces.Space]) -> set[str]:

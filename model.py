@@ -7,7 +7,7 @@ statistics of observations and returns are buffers of the model, so they are pub
 the policy that acted and the policy that learns see observations through the same numbers.
 
 The encoder may run in bfloat16. The core (whose state would gather rounding errors), the heads and everything after
-them is float32. Encoder, core or the whole model can be your own: see `examples/`. Read next: `normalizers.py`.
+them are float32. Encoder, core or the whole model can be your own: see `examples/`. Read next: `normalizers.py`.
 """
 
 import itertools

@@ -19,7 +19,8 @@ The protocol, as (kind, index, ...); p is a policy:
     commands[p]           supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
     commands[p]           supervisor        -> (CONFIGURE, 0)      read the policy's new settings
     evaluations           supervisor        -> (EVALUATE, 0)       score the newest policies
-    all but the third     supervisor        -> (STOP, 0)           leave run(); one for each reader
+    all but               supervisor        -> (STOP, 0)           leave run(); one for each reader
+      trajectories_done
 
 Free slots are a message in their owner's inbox like any other: the worker never blocks on one thing while it could do
 another, and no split can starve a split of another worker. The slots of agents that step together travel together.

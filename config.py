@@ -102,8 +102,8 @@ class Config:
                                     "default; 2: double-buffered sampling, one group is stepped while the other's "
                                     "actions are computed", bounds=POSITIVE)
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes", bounds=POSITIVE)
-    set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to a core, the next one "
-                                            "to the next core")
+    set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to one core, the first "
+                                            "to the first core, the second to the second, and so on")
     decorrelate_experience_max_seconds: float = option(
         0.0, "sampler", "before training play at random for at most so many seconds, so that environments are at "
         "different moments of their episodes; 0: off; not with Atari and CartPole", bounds=NOT_NEGATIVE)

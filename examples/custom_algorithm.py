@@ -20,7 +20,8 @@ class Settings(Config):
     baseline_coeff: float = option(0.5, "reinforce", "weight of the baseline's loss", bounds=NOT_NEGATIVE)
 
 
-PROFILES = {"classic_control": {"learning_rate": 2e-3, "rollout": 64, "batch_size": 1024, "max_grad_norm": 1.0}}
+PROFILES = {"classic_control": {"learning_rate": 2e-3, "lr_schedule": "linear_decay", "rollout": 64,
+                                "batch_size": 1024, "max_grad_norm": 1.0}}
 
 
 class Reinforce(Algorithm):

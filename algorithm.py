@@ -10,7 +10,6 @@ methods change nothing:
     targets      by the learner, for a minibatch, without gradient
     loss         by the learner, for a minibatch
 
-Between `targets` and `loss` the learner moves the statistics of the returns, the only thing that changes on the way.
 Every average in a loss is a `MaskedMean`, so that several learners of one policy are one (`reducer.py`).
 
 The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA and REINFORCE are little more than

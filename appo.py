@@ -27,7 +27,7 @@ from runtime.user_error import UserError
 from supervisor import Supervisor
 from vtrace import gae, vtrace
 
-MAX_NORMALIZED_TARGET = 10.0  # deviations
+MAX_NORMALIZED_TARGET = 10.0  # deviations of returns, of which trajectories show a share
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ class AsyncPPO(Algorithm):
         policy_loss = ppo_policy_loss(log_ratios, advantages, cfg.ppo_clip_ratio, mean)
         targets = returns.normalize(data["targets"])
         if cfg.normalize_returns:  # outlying targets would dominate the loss
-            targets = targets.clamp(-MAX_NORMALIZED_TARGET, MAX_NORMALIZED_TARGET)
+            limit = MAX_NORMALIZED_TARGET / returns.shown
+            targets = targets.clamp(-limit, limit)
         value_loss = clipped_value_loss(values[:-1], returns.normalize(data["values"]), targets, cfg.ppo_clip_value,
                                         mean)
         total = (policy_loss + cfg.value_loss_coeff * value_loss - self.exploration_loss_coeff * exploration

@@ -123,6 +123,9 @@ class Learner:
         self.algorithm.env_steps = int(self.buffers.env_steps.sum())
         with torch.no_grad():
             data |= self.algorithm.prepare(self.model, data, self.evaluate)
+        if cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
+            columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
+            self.model.returns.update(*columns, cfg.gamma)
         steps = [indices for _ in range(cfg.num_epochs) for indices in self.minibatches()]
         stats = []
         for step, indices in enumerate(steps, 1):
@@ -178,11 +181,9 @@ class Learner:
         return stats
 
     def loss(self, outputs: tuple[Tensor, ...], data: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss of a minibatch [T(+1), B, ...] and statistics; move the statistics of the returns."""
+        """Compute the loss of a minibatch [T(+1), B, ...] and statistics."""
         with torch.no_grad():
             data = data | self.algorithm.targets(self.model, outputs, data)
-            if self.cfg.normalize_returns:  # before the targets are used: the first ones would be far outside
-                self.model.returns.update(data["targets"], data["valid"])
         loss = self.algorithm.loss(self.model, outputs, data, MaskedMean(data["valid"], self.reducer))
         return loss.total, {name: value.detach() for name, value in loss.statistics.items()}
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from config import Config
 from envs.flat_spaces import ACTION_MASK, num_options
 from runtime.user_error import UserError
+from vtrace import backward_sum
 
 
 def expand(space: spaces.Space, obs: Tensor) -> Tensor:
@@ -142,26 +143,35 @@ class RunningNormalizer(FixedNormalizer):
 
 
 class ReturnNormalizer(nn.Module):
-    """The running mean and deviation of the value targets: the value head learns in these units.
+    """The running mean and deviation of the returns: the value head learns in these units.
 
     So the size of the rewards changes neither the learning rate of the values nor their weight in the loss. Without
-    `--normalize_returns` mean and deviation stay 0 and 1. The statistics follow the last `WINDOW` targets, roughly,
+    `--normalize_returns` mean and deviation stay 0 and 1. The statistics follow the last `WINDOW` decisions, roughly,
     since returns grow while the policy learns.
+
+    The return of a decision is the discounted rewards until its trajectory ends, and the mean itself for what follows.
+    No value takes part: values are read in these units, and with a share in them they could grow without end
+    (`docs/performance.md`).
     """
 
-    WINDOW = 500_000
+    WINDOW = 125_000
+    # As if so many decisions without a reward had been seen: values set out from 0, and where every step costs, what
+    # is unknown looks better than what is known. Without it Acrobot explores less.
+    PRIOR = 15_000
+    MAX_GAMMA = 0.9999  # without a discount and an end the mean would be infinite
+    FLOOR = 1e-3  # the least deviation, in units of the mean: differences below it are rounding errors
 
     def __init__(self, *, running: bool = False) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("remainder", torch.zeros(()))
-        # values count as 0 until the first update: random ones would be taken for returns, and outlive tiny rewards
-        self.register_buffer("var", torch.zeros(()) if running else torch.ones(()))
-        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("remainder", torch.zeros(()))  # as in `merge_moments`
+        self.register_buffer("var", torch.zeros(()) if running else torch.ones(()))  # 0: values count as 0 at first
+        self.register_buffer("shown", torch.zeros(()))  # the mean share of a return that a trajectory shows
+        self.register_buffer("count", torch.full((), float(self.PRIOR)))
 
     @property
     def deviation(self) -> Tensor:
-        return self.var.sqrt().clamp(min=1e-8)
+        return torch.maximum(self.var.sqrt(), self.FLOOR * self.mean.abs()).clamp(min=1e-8)
 
     def normalize(self, returns: Tensor) -> Tensor:
         """Convert returns (or values) of any shape into the units of the value head."""
@@ -172,13 +182,37 @@ class ReturnNormalizer(nn.Module):
         return values * self.deviation + self.mean
 
     @torch.no_grad()
-    def update(self, returns: Tensor, valid: Tensor) -> None:
-        """Merge the statistics of the valid entries into the running ones; valid: bool of the same shape."""
-        returns = returns[valid].double()
-        if not len(returns):
+    def update(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float) -> None:
+        """Merge the returns of the valid rows of trajectories into the running statistics.
+
+        With S the discounted rewards until the trajectory ends, or its episode, and c the discount of what follows (0
+        after a termination), the mean of the returns is taken as E[S] / E[1 - c], and a return is S + c * mean.
+
+        Args:
+            rewards: [T, B] float. terminated, truncated, valid: [T, B] bool.
+            gamma: discount per step.
+        """
+        discounts = min(gamma, self.MAX_GAMMA) * (~terminated).double()
+        traces = discounts * ~truncated
+        ends = discounts * truncated
+        ends[-1] = discounts[-1]
+        sums = backward_sum(rewards.double().masked_fill(~valid, 0.0), traces)[valid]
+        shown = 1 - backward_sum(ends, traces)[valid]
+        number, mean_sum, mean_shown = torch.stack([torch.ones_like(sums), sums, shown]).sum(1)
+        if not number:
             return
-        merge_moments(self, returns.mean(), returns.var(unbiased=False), len(returns))
-        self.count.clamp_(max=self.WINDOW)
+        mean_sum, mean_shown = mean_sum / number, mean_shown / number
+        weight = number / (self.count + number)
+        if not self.shown:
+            self.shown.copy_(mean_shown)
+        self.shown.copy_((1 - weight) * self.shown + weight * mean_shown)
+        before = self.mean.double() + self.remainder
+        mean = before + weight * (mean_sum - mean_shown * before) / self.shown
+        var = (sums - shown * mean).square().sum() / number
+        self.var.copy_((1 - weight) * (self.var + (mean - before).square()) + weight * var)
+        self.mean.copy_(mean)
+        self.remainder.copy_(mean - self.mean)
+        self.count.add_(number).clamp_(max=self.WINDOW)
 
 
 def normalized_names(cfg: Config, leaves: dict[str, spaces.Space]) -> set[str]:

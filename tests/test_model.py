@@ -93,13 +93,13 @@ def test_the_mean_follows_far_from_zero(far: float) -> None:
 
 @pytest.mark.parametrize("far", [1e4, 1e6])
 def test_the_mean_of_returns_follows_far_from_zero(far: float) -> None:
-    normalizer, rng = ReturnNormalizer(running=True), torch.Generator().manual_seed(0)
+    normalizer, rng = return_normalizer(), torch.Generator().manual_seed(0)
     normalizer.WINDOW = 10**9
     seen = []
     for update in range(600):
-        targets = (far + 2.0 * (update >= 60) + torch.randn(20, generator=rng, dtype=torch.float64)).float()
-        normalizer.update(targets, torch.ones(20, dtype=torch.bool))
-        seen.append(targets.double())
+        returns = (far + 2.0 * (update >= 60) + torch.randn(20, generator=rng, dtype=torch.float64)).float()
+        see(normalizer, returns[None], terminated=torch.ones(1, 20))
+        seen.append(returns.double())
     exact = normalizer.mean.double() + normalizer.remainder
     torch.testing.assert_close(exact, torch.cat(seen).mean(), rtol=0, atol=1e-3)
     torch.testing.assert_close(normalizer.var.double(), torch.cat(seen).var(correction=0), rtol=1e-3, atol=0)
@@ -151,20 +151,105 @@ def test_indices_become_one_hot_vectors() -> None:
 # ---- returns -----------------------------------------------------------------------------------------------------
 
 
+def return_normalizer() -> ReturnNormalizer:
+    """Return one that has not seen anything, not even the decisions without reward it begins with."""
+    normalizer = ReturnNormalizer(running=True)
+    normalizer.count.zero_()
+    return normalizer
+
+
+def see(normalizer: ReturnNormalizer, rewards: Tensor, gamma: float = 0.9, **flags: Tensor) -> None:
+    """Show it trajectories [T, B]: without an end and valid, where flags say nothing else."""
+    kinds = {"terminated": 0, "truncated": 0, "valid": 1}
+    normalizer.update(rewards, *(torch.as_tensor(flags.get(name, torch.full(rewards.shape, value))).bool()
+                                 for name, value in kinds.items()), gamma)
+
+
+def test_without_an_end_the_mean_return_of_a_constant_reward_is_the_geometric_series() -> None:
+    normalizer = return_normalizer()
+    for _ in range(3):
+        see(normalizer, torch.full((4, 5), -2.0))
+    assert float(normalizer.mean) == pytest.approx(-20)
+    assert float(normalizer.var) == pytest.approx(0, abs=1e-9)
+
+
+def test_statistics_of_returns_follow_ends_and_ignore_what_is_not_valid() -> None:
+    """The reference goes on from each valid row by hand: to the end of its episode, or of the trajectory."""
+    rng = np.random.default_rng(0)
+    normalizer, gamma, seen = return_normalizer(), 0.9, []
+    for _ in range(3):
+        rewards = rng.normal(1.0, 2.0, (6, 40)).astype(np.float32)
+        kinds = rng.choice(3, size=rewards.shape, p=[0.8, 0.1, 0.1])
+        valid = np.ones(rewards.shape, bool)
+        valid[1:] = kinds[:-1] == 0  # what follows an end only resets
+        valid[:2, :5] = False  # acted by too old a policy
+        rewards[~valid] = np.nan
+        kinds[~valid] = 0
+        see(normalizer, torch.tensor(rewards), gamma, terminated=torch.tensor(kinds == 1),
+            truncated=torch.tensor(kinds == 2), valid=torch.tensor(valid))
+        for begin, column in zip(*valid.nonzero(), strict=True):
+            total, discount = 0.0, 1.0
+            for reward, end in zip(rewards[begin:, column].astype(float), kinds[begin:, column], strict=True):
+                total += discount * reward
+                discount *= 0.0 if end == 1 else gamma
+                if end:
+                    break
+            seen.append((total, discount))
+        totals, rests = np.array(seen).T
+        mean = totals.mean() / (1 - rests).mean()
+        assert float(normalizer.mean) == pytest.approx(mean, rel=1e-5)
+        assert float(normalizer.shown) == pytest.approx((1 - rests).mean(), rel=1e-5)
+        assert normalizer.count == len(seen)
+        if len(seen) == valid.sum():
+            assert float(normalizer.var) == pytest.approx(np.var(totals + rests * mean), rel=1e-5)
+    assert float(normalizer.var) == pytest.approx(np.var(totals + rests * mean), rel=0.05)  # older ones: of older means
+
+
+def test_returns_begin_as_if_decisions_without_reward_had_been_seen() -> None:
+    normalizer = ReturnNormalizer(running=True)
+    assert (float(normalizer.mean), float(normalizer.var)) == (0, 0)
+    see(normalizer, torch.full((1, normalizer.PRIOR), 3.0), terminated=torch.ones(1, normalizer.PRIOR))
+    assert float(normalizer.mean) == pytest.approx(1.5)
+    assert float(normalizer.var) == pytest.approx(1.5**2)
+
+
+def test_an_endless_sum_without_a_discount_stays_bounded() -> None:
+    normalizer = ReturnNormalizer(running=True)
+    for _ in range(1000):
+        see(normalizer, torch.ones(32, 32), gamma=1.0)
+    assert 1000 < float(normalizer.mean) <= 10_001
+
+
+def test_returns_that_never_differ_have_a_deviation_above_rounding_errors() -> None:
+    normalizer = return_normalizer()
+    for _ in range(100):
+        see(normalizer, torch.ones(10, 1000), gamma=0.99)
+    assert float(normalizer.mean) == pytest.approx(100)
+    assert float(normalizer.deviation) == pytest.approx(0.1)
+
+
+def test_returns_are_those_of_the_last_decisions() -> None:
+    normalizer = return_normalizer()
+    for reward in (0.0, 5.0):
+        see(normalizer, torch.full((2, normalizer.WINDOW), reward), terminated=torch.ones(2, normalizer.WINDOW))
+        assert normalizer.count == normalizer.WINDOW
+    assert float(normalizer.mean) == pytest.approx(5 * 2 / 3)
+
+
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (1e4, 3e3), (-1e-4, 1e-5)])
 def test_statistics_of_returns_are_those_of_all_valid_ones(mean: float, deviation: float) -> None:
-    normalizer, seen = ReturnNormalizer(), []
+    normalizer, seen = return_normalizer(), []
     generator = torch.Generator().manual_seed(0)
     for count in (1, 50, 7, 200):
-        returns = mean + deviation * torch.randn(4, count, generator=generator)
-        valid = torch.rand(4, count, generator=generator) < 0.7
+        returns = mean + deviation * torch.randn(1, 4 * count, generator=generator)
+        valid = torch.rand(1, 4 * count, generator=generator) < 0.7
         seen.append(returns[valid])
-        normalizer.update(torch.where(valid, returns, torch.nan), valid)
+        see(normalizer, torch.where(valid, returns, torch.nan), terminated=torch.ones(returns.shape), valid=valid)
         exact = torch.cat(seen).double()
         torch.testing.assert_close(normalizer.mean.double(), exact.mean(), rtol=1e-5, atol=1e-9)
         torch.testing.assert_close(normalizer.var.double(), exact.var(correction=0), rtol=1e-4, atol=0)
         assert normalizer.count == len(exact)
-    normalizer.update(torch.full((3,), torch.nan), torch.zeros(3, dtype=torch.bool))
+    see(normalizer, torch.full((2, 3), torch.nan), valid=torch.zeros(2, 3))
     assert normalizer.count == len(exact)
     normalized = normalizer.normalize(torch.cat(seen))
     assert abs(float(normalized.mean())) < 1e-3
@@ -173,8 +258,8 @@ def test_statistics_of_returns_are_those_of_all_valid_ones(mean: float, deviatio
 
 
 def test_equal_returns_stay_finite() -> None:
-    normalizer = ReturnNormalizer()
-    normalizer.update(torch.full((5,), 3.0), torch.ones(5, dtype=torch.bool))
+    normalizer = return_normalizer()
+    see(normalizer, torch.full((1, 5), 3.0), terminated=torch.ones(1, 5))
     assert normalizer.normalize(torch.full((5,), 3.0)).tolist() == [0.0] * 5
     assert float(normalizer.denormalize(torch.zeros(()))) == 3.0
 

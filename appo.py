@@ -27,7 +27,7 @@ from runtime.user_error import UserError
 from supervisor import Supervisor
 from vtrace import gae, vtrace
 
-MAX_NORMALIZED_TARGET = 10.0  # deviations of returns, of which trajectories show a share
+MAX_NORMALIZED_TARGET = 10.0  # deviations of what trajectories show of a return
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "rollout": 64, "batch_size": 512, "learning_rate": 1e-3, "lr_adaptive_max": 1e-3, "adam_eps": 3e-4,
         "kl_loss_coeff": 1.0, "exploration_loss_coeff": 0.03, "max_grad_norm": 0.5},
     "vizdoom": COMMON | {
-        "rollout": 32, "batch_size": 1024, "num_batches_per_epoch": 2, "num_epochs": 2, "learning_rate": 3e-4,
+        "rollout": 32, "batch_size": 512, "num_batches_per_epoch": 2, "num_epochs": 2, "learning_rate": 3e-4,
         "lr_adaptive_max": 1e-3, "exploration_loss_coeff": 0.01},
     "pettingzoo": COMMON | {
         "rollout": 32, "batch_size": 1024, "num_batches_per_epoch": 2, "learning_rate": 5e-4, "lr_adaptive_max": 2e-3,

@@ -60,7 +60,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "encoder_conv_mlp_layers": (128,), "encoder_mlp_layers": (32,), "rnn_size": 128, "nonlinearity": "relu",
     },
     "vizdoom": {
-        "env_frameskip": 4, "res_w": 128, "res_h": 72, "num_envs": 32,
+        "env_frameskip": 4, "res_w": 128, "res_h": 72, "num_envs": 16,
         "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128),
     },
     "pettingzoo": {"num_envs": 32, "encoder_mlp_layers": (128, 128), "rnn_size": 128},

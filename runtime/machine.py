@@ -61,7 +61,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     settings["policy_workers_per_policy"] = max(1, machine.cores // (CORES_PER_POLICY_WORKER * num_policies))
     num_envs = settings.pop("num_envs")
     if large_observations:
-        growth = max(1.0, ENVS_PER_CORE * machine.cores / num_envs)
+        growth = max(1.0, min(ENVS_PER_CORE, num_envs / 2) * machine.cores / num_envs)
         num_envs *= growth
         if growth >= 2:  # datasets grow at most twofold: larger ones learn from fewer steps
             settings["batch_size"] *= 2

@@ -46,6 +46,8 @@ def test_two_cores_get_what_was_measured_there() -> None:
     expected = common | {"num_envs_per_worker": 32, "batch_size": 1024, "encoder_conv_architecture": "convnet_atari",
                          "encoder_conv_mlp_layers": (512,)}
     assert {name: standard[name] for name in expected} == expected
+    vizdoom = settings_of(Machine(2, 0), "vizdoom", {})
+    assert (vizdoom["num_envs_per_worker"], vizdoom["batch_size"], vizdoom["rollout"]) == (8, 512, 32)
 
 
 @pytest.mark.parametrize("given", [{"encoder": "module:function"}, {"model": "module:function"},

@@ -139,7 +139,7 @@ class AsyncPPO(Algorithm):
         policy_loss = ppo_policy_loss(log_ratios, advantages, cfg.ppo_clip_ratio, mean)
         targets = returns.normalize(data["targets"])
         if cfg.normalize_returns:  # outlying targets would dominate the loss
-            limit = MAX_NORMALIZED_TARGET / (returns.shown * (2 - returns.shown)).sqrt()
+            limit = MAX_NORMALIZED_TARGET / (1 - (1 - returns.shown).square()).sqrt()
             targets = targets.clamp(-limit, limit)
         value_loss = clipped_value_loss(values[:-1], returns.normalize(data["values"]), targets, cfg.ppo_clip_value,
                                         mean)

@@ -17,7 +17,7 @@ from config import MAX_POLICIES, Config, cpu_cores, max_workers
 from runtime.user_error import UserError
 
 MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
-ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large
+ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large; fewer where a profile has fewer
 MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would depend on the bootstrap value
 CORES_PER_POLICY_WORKER = 8  # acting takes a tenth of the time of Pong on two cores
 NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
@@ -61,7 +61,8 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     settings["policy_workers_per_policy"] = max(1, machine.cores // (CORES_PER_POLICY_WORKER * num_policies))
     num_envs = settings.pop("num_envs")
     if large_observations:
-        growth = max(1.0, min(ENVS_PER_CORE, num_envs / 2) * machine.cores / num_envs)
+        envs_per_core = min(ENVS_PER_CORE, num_envs / 2)  # a profile is for two cores
+        growth = max(1.0, envs_per_core * machine.cores / num_envs)
         num_envs *= growth
         if growth >= 2:  # datasets grow at most twofold: larger ones learn from fewer steps
             settings["batch_size"] *= 2

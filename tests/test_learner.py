@@ -134,10 +134,7 @@ def clone(data: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gradients(learner: Learner, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the gradient of every parameter that has one, and the statistics of a minibatch.
-
-    The learner is left as it was.
-    """
+    """Return the gradient of every parameter that has one, and the statistics of a minibatch."""
     learner.state.optimizer.zero_grad(set_to_none=True)
     stats = learner.backward(clone(data))
     return {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}, stats

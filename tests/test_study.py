@@ -84,7 +84,9 @@ def test_a_study_stops_at_the_goal_scores_and_goes_on(tmp_path: Path, capsys: py
     assert found["evaluation"]["mean"] > 5
     assert "| a b | 1 of 1 |" in capsys.readouterr().out
     assert (folder / "curves.png").stat().st_size > 1000
-    assert study.main([str(file), str(folder)]) == 0  # nothing is left to do
+    (folder / "table.md").unlink()
+    assert study.main([str(file), str(folder)]) == 0  # nothing is left to do but the report
+    assert "| a b | 1 of 1 |" in (folder / "table.md").read_text()
     assert (folder / "results.jsonl").read_text().splitlines() == [line]
     write(file, text.format("", "--gamma 0.5"))
     assert study.main([str(file), str(folder)]) == 2

@@ -123,6 +123,7 @@ def run_study(study: Study, folder: Path) -> None:
             results.append(result)
             print(describe(result), flush=True)
             write_report(study, results, folder)
+    write_report(study, results, folder)  # also of runs that were copied here
 
 
 def flags_of(study: Study, setting: str) -> str:

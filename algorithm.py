@@ -8,14 +8,14 @@ methods change nothing:
     prepare      by the learner, once for each dataset
     evaluate     by the learner, for parts of a minibatch, in several threads: what the network says, with gradient
     targets      by the learner, for a minibatch, without gradient
-    loss         by the learner, for a minibatch
+    loss         by the learner, for a minibatch; its gradient moves what `make_optimizer` was given
 
-Every average in a loss is a `MaskedMean`, so that several learners of one policy are one (`reducer.py`).
+Every average in a loss is a `MaskedMean`, so that several learners of one policy are one (`reducer.py`): an
+algorithm never sees how many there are.
 
-The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA and REINFORCE are little more than
-`targets` and `loss`. What the others would add, on paper; none of it is built:
+The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA, A3C and REINFORCE are little more than
+`targets` and `loss`. What others would add, on paper; none of it is built:
 
-    IMPALA       only its own `targets`, with rho in the advantages, and `loss`, without a ratio
     A3C          learners that share one policy, and a `Reducer` whose `step` changes shared weights without a lock
     data-parallel APPO   learners that share one policy, and a `Reducer` that adds over them; normalizers, commands and
                  checkpoints agreed through it
@@ -27,7 +27,7 @@ The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA a
 Read next: `supervisor.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +104,14 @@ class Algorithm:
                   deliver: Callable[[Any], None] | None) -> Fifo:
         """Make what turns trajectories into datasets."""
         return Fifo(self.cfg, buffers, policy, pinned=pinned, deliver=deliver)
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Make the optimizer of these parameters; the learner sets its rate before each step.
+
+        Its state must be tensors that are made in the first step: several learners share them.
+        """
+        cfg = self.cfg
+        return torch.optim.Adam(parameters, cfg.learning_rate, (cfg.adam_beta1, cfg.adam_beta2), cfg.adam_eps)
 
     def prepare(self, model: nn.Module, data: Data, evaluate: Callable[[Data], tuple[Tensor, ...]]) -> Data:
         """Return what a dataset [B, T(+1), ...] needs beside its columns; evaluate(rows) asks the network."""

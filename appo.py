@@ -22,12 +22,17 @@ from torch import Tensor, nn
 from algorithm import Algorithm, Data, Loss
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
 from envs.flat_spaces import action_leaves
-from losses import MaskedMean, clipped_value_loss, explained_variance, normalize_advantages, ppo_policy_loss
+from losses import (
+    MaskedMean,
+    clipped_value_loss,
+    decayed,
+    explained_variance,
+    normalize_advantages,
+    ppo_policy_loss,
+)
 from runtime.user_error import UserError
 from supervisor import Supervisor
 from vtrace import gae, vtrace
-
-MAX_NORMALIZED_TARGET = 10.0  # deviations of whole returns, as if the rewards of different decisions were independent
 
 
 @dataclass(frozen=True)
@@ -121,12 +126,6 @@ class AsyncPPO(Algorithm):
             data["truncated"], cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
         return {"targets": targets, "advantages": advantages}
 
-    @property
-    def exploration_loss_coeff(self) -> float:
-        """Return the weight of the exploration loss, which may fall to 0 over the env_steps of the whole run."""
-        decay = self.cfg.exploration_loss_decay_env_steps
-        return self.cfg.exploration_loss_coeff * (max(0.0, 1 - self.env_steps / decay) if decay else 1.0)
-
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
         cfg, (parameters, values), returns = self.cfg, outputs, model.returns
         policy = model.distribution(parameters[:-1])
@@ -137,13 +136,11 @@ class AsyncPPO(Algorithm):
                        -mean(policy.symmetric_kl_to_uniform().clamp(max=30)))
         advantages = normalize_advantages(data["advantages"], data["targets"], mean)
         policy_loss = ppo_policy_loss(log_ratios, advantages, cfg.ppo_clip_ratio, mean)
-        targets = returns.normalize(data["targets"])
-        if cfg.normalize_returns:  # outlying targets would dominate the loss
-            limit = MAX_NORMALIZED_TARGET / (1 - (1 - returns.shown).square()).sqrt()
-            targets = targets.clamp(-limit, limit)
+        targets = returns.normalize_targets(data["targets"])
         value_loss = clipped_value_loss(values[:-1], returns.normalize(data["values"]), targets, cfg.ppo_clip_value,
                                         mean)
-        total = (policy_loss + cfg.value_loss_coeff * value_loss - self.exploration_loss_coeff * exploration
+        exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
+        total = (policy_loss + cfg.value_loss_coeff * value_loss - exploration_coeff * exploration
                  + cfg.kl_loss_coeff * kl)
         with torch.no_grad():
             ratios = mean.masked(log_ratios, mean(log_ratios)).exp()

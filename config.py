@@ -74,8 +74,8 @@ class Config:
     env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0, "
                       "pettingzoo:mpe2.simple_spread_v3; or module:function, which makes one environment, of one agent "
                       "or several")
-    algo: str = option("appo", "run", "algorithm: appo; or module:class, one of your own "
-                       "(examples/custom_algorithm.py)")
+    algo: str = option("appo", "run", "algorithm: appo, impala or a3c; or module:class, one of your "
+                       "own (examples/custom_algorithm.py)")
     train_dir: str = option("train_dir", "run", "folder that holds all runs")
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
@@ -121,7 +121,7 @@ class Config:
     num_batches_per_epoch: int = option(1, "learner", "minibatches in one dataset", bounds=POSITIVE)
     num_epochs: int = option(1, "learner", "passes over each dataset", bounds=POSITIVE)
     gamma: float = option(0.99, "learner", "discount per env_step", bounds=FRACTION, tune=(0.0, 0.999999))
-    learning_rate: float = option(1e-4, "learner", "initial Adam learning rate", bounds=POSITIVE, tune=(1e-8, 1e-1))
+    learning_rate: float = option(1e-4, "learner", "initial learning rate", bounds=POSITIVE, tune=(1e-8, 1e-1))
     lr_schedule: str = option("constant", "learner", "linear_decay reaches 0 at train_for_env_steps; kl_adaptive "
                               "holds KL(acting policy || new policy) near its threshold",
                               ("constant", "linear_decay", "kl_adaptive"))
@@ -346,7 +346,7 @@ def _validate_model(c: Config) -> None:
 
 # ---- making one --------------------------------------------------------------------------------------------------
 
-ALGORITHMS = {"appo": "appo:AsyncPPO"}
+ALGORITHMS = {"a3c": "a3c:NStepGradient", "appo": "appo:AsyncPPO", "impala": "impala:VTraceGradient"}
 
 
 def canonical_algo(name: str) -> str:

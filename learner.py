@@ -60,7 +60,8 @@ class Learner:
         self.algorithm = algorithm_class(cfg.algo)(cfg)
         self.model = self.algorithm.make_model(obs_space, action_space).to(device)
         self.model.arithmetic = body_dtype(cfg, device, obs_space)
-        self.state = TrainingState(cfg, buffers, policy, self.model, report, resume_from)
+        optimizer = self.algorithm.make_optimizer(self.model.parameters())
+        self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, resume_from)
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy))
         self.feed = self.algorithm.make_feed(buffers, policy, pinned=device.type == "cuda",
                                              deliver=self.train if cfg.serial_mode else None)

@@ -37,6 +37,11 @@ class MaskedMean:
         return self((x - self(x)).square()).sqrt()
 
 
+def decayed(coeff: float, env_steps: int, decay_env_steps: int) -> float:
+    """Return a coefficient that falls linearly to 0 over the first decay_env_steps of a run; 0: it stays."""
+    return coeff * (max(0.0, 1 - env_steps / decay_env_steps) if decay_env_steps else 1.0)
+
+
 def normalize_advantages(advantages: Tensor, targets: Tensor, mean: MaskedMean) -> Tensor:
     """Shift and scale advantages to mean 0 and deviation 1, without amplifying noise.
 

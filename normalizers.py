@@ -159,6 +159,7 @@ class ReturnNormalizer(nn.Module):
     # is unknown looks better than what is known. Without it Acrobot explores less.
     PRIOR = 15_000
     MAX_GAMMA = 0.9999  # without a discount and an end the mean would be infinite
+    MAX_TARGET = 10.0  # deviations of whole returns, as if the rewards of different decisions were independent
     FLOOR = 1e-3  # the least deviation, in units of the mean: differences below it are rounding errors
 
     def __init__(self, *, running: bool = False) -> None:
@@ -176,6 +177,11 @@ class ReturnNormalizer(nn.Module):
     def normalize(self, returns: Tensor) -> Tensor:
         """Convert returns (or values) of any shape into the units of the value head."""
         return (returns - self.mean) / self.deviation
+
+    def normalize_targets(self, targets: Tensor) -> Tensor:
+        """Convert value targets of any shape; outlying ones, which would dominate the loss, are held within a limit."""
+        limit = self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()  # infinite without --normalize_returns
+        return self.normalize(targets).clamp(-limit, limit)
 
     def denormalize(self, values: Tensor) -> Tensor:
         """Convert outputs of the value head of any shape into returns."""

@@ -41,7 +41,7 @@ from runtime.population import Population
 from runtime.records import Records
 from runtime.run_folder import configure, count_start, prepare_run_dir
 from runtime.seeding import NETWORK, derive_seed
-from runtime.training_state import restore_weights
+from runtime.training_state import check_optimizer, restore_weights
 from runtime.user_error import UserError
 from shared_buffers import (
     EVALUATE,
@@ -370,9 +370,11 @@ def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],
                 action_space: Any) -> tuple[torch.nn.Module, Path | None, dict[str, Any] | None]:
     """Make a policy's model, with the weights of its last checkpoint if the run is resumed and has one."""
     torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
-    model = algorithm_class(cfg.algo)(cfg).make_model(obs_space, action_space)
+    algorithm = algorithm_class(cfg.algo)(cfg)
+    model = algorithm.make_model(obs_space, action_space)
     path = checkpoint.find_checkpoint(cfg.run_dir, policy=policy) if cfg.restart_behavior == "resume" else None
     state = checkpoint.load_checkpoint(path) if path else None
     if state is not None:
         checkpoint.load_weights(model, state, path, cfg.algo)
+        check_optimizer(algorithm.make_optimizer(model.parameters()), state)
     return model, path, state

@@ -23,14 +23,13 @@ class TrainingState:
     """The state of the training of one policy."""
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, model: torch.nn.Module,
-                 report: Callable[[tuple], None], resume_from: Path | None) -> None:
+                 optimizer: torch.optim.Optimizer, report: Callable[[tuple], None], resume_from: Path | None) -> None:
         """Begin with the published weights and, when resuming, the rest of a checkpoint."""
-        self.cfg, self.buffers, self.policy, self.model, self.report = cfg, buffers, policy, model, report
+        self.cfg, self.buffers, self.policy, self.report = cfg, buffers, policy, report
+        self.model, self.optimizer = model, optimizer
         self.weights = buffers.policies[policy].weights
         self.folder = checkpoint.policy_dir(cfg.run_dir, policy)
         self.weights.refresh(model)
-        self.optimizer = torch.optim.Adam(model.parameters(), cfg.learning_rate, (cfg.adam_beta1, cfg.adam_beta2),
-                                          cfg.adam_eps)
         self.sgd_steps = 0  # also the version of the published weights
         self.decisions_trained = 0
         self.learning_rate = cfg.learning_rate
@@ -48,7 +47,8 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a checkpoint holds; the tensors are the live ones."""
-        return {"algo": self.cfg.algo, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+        optimizer = self.optimizer.state_dict() | {"class": type(self.optimizer).__name__}
+        return {"algo": self.cfg.algo, "model": self.model.state_dict(), "optimizer": optimizer,
                 "sgd_steps": self.sgd_steps, "env_steps": int(self.buffers.env_steps.sum()),
                 "policy_steps": self.policy_steps, "env_steps_trained": self.decisions_trained,
                 "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
@@ -59,18 +59,16 @@ class TrainingState:
 
         Settings stay those of the configuration, since the command line may have changed them.
         """
-        self.load_moments(state["optimizer"])
+        self.load_optimizer(state["optimizer"])
         self.sgd_steps, self.decisions_trained = state["sgd_steps"], state["env_steps_trained"]
         if self.cfg.lr_schedule != "constant" and state["initial_learning_rate"] == self.cfg.learning_rate:
             self.learning_rate = state["learning_rate"]
         elif self.cfg.lr_schedule == "linear_decay":
             self.learning_rate = self.linear_rate()
 
-    def load_moments(self, state: dict[str, Any]) -> None:
-        """Take over Adam's moments from the state of an optimizer, which holds its settings too."""
-        self.optimizer.load_state_dict(state)
-        for group in self.optimizer.param_groups:
-            group |= {"betas": (self.cfg.adam_beta1, self.cfg.adam_beta2), "eps": self.cfg.adam_eps}
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Take over what an optimizer has learned, but not its settings."""
+        self.optimizer.load_state_dict(state | {"param_groups": self.optimizer.state_dict()["param_groups"]})
 
     @property
     def policy_steps(self) -> int:
@@ -120,7 +118,7 @@ class TrainingState:
         path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.DONOR
         state = checkpoint.load_checkpoint(path)
         checkpoint.load_weights(self.model, state, path, self.cfg.algo)
-        self.load_moments(state["optimizer"])
+        self.load_optimizer(state["optimizer"])
         self.sgd_steps += 1  # a new version, from which on experience counts
         self.weights.first_version = self.sgd_steps  # first, so that who acts with it knows it is another's
         self.publish()
@@ -169,6 +167,13 @@ def kl_adaptive_rate(rate: float, kl: float, threshold: float, smallest: float, 
     elif kl < threshold / 2:
         rate *= 1.5
     return min(max(rate, smallest), largest)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Raise `UserError` when a checkpoint is of a run with another optimizer."""
+    own, saved = type(optimizer).__name__, state["optimizer"].get("class", "Adam")
+    if own != saved:
+        raise UserError(f"the run was trained with the optimizer {saved}, not {own}; resume it with {saved}")
 
 
 def restore_weights(cfg: Config, policy: int, weights: SharedWeights, model: torch.nn.Module,

@@ -213,7 +213,8 @@ def with_garbage(data: dict[str, Tensor], sign: float) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("settings", [
     {}, {"with_vtrace": False}, {"ppo_clip_ratio": 0.0, "ppo_clip_value": 0.0}, {"vtrace_rho": 4.0, "vtrace_c": 4.0},
-    {"exploration_loss": "symmetric_kl", "kl_loss_coeff": 0.1}, {"action_space": CONTINUOUS, "kl_loss_coeff": 0.1}])
+    {"exploration_loss": "symmetric_kl", "kl_loss_coeff": 0.1}, {"action_space": CONTINUOUS, "kl_loss_coeff": 0.1},
+    {"algo": "impala"}, {"algo": "a3c", "action_space": CONTINUOUS}])
 def test_masked_rows_change_neither_loss_nor_gradients_nor_statistics(settings: dict[str, Any]) -> None:
     rig = Rig(**settings)
     data = rig.minibatch(seed=5)

@@ -1,0 +1,53 @@
+"""A3C: n-step returns, and no correction of the policy lag.
+
+    R_t     = r_t + gamma_t * R_{t+1},  backwards from R_T = V(x_T); across a time limit R_{t+1} is V(x_{t+1})
+    A_t     = R_t - V(x_t)                                              (gamma_t = 0 after a termination)
+    loss    = -mean(log pi(a_t|x_t) * A_t) + value_loss_coeff * mean((R_t - V(x_t))^2)
+              - exploration_loss_coeff * mean(H(pi(.|x_t)))
+
+The loss is that of `impala.py`. There is one learner so far.
+
+Source: arXiv 1602.01783, algorithm S3. Departures: those of `impala.py`; and in the paper each thread acts and learns
+in turn, while here the sampler acts all the time. So the data is some SGD steps old, and nothing corrects that: keep
+datasets small.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from algorithm import Data
+from impala import PolicyGradient, PolicyGradientSettings
+from supervisor import Supervisor
+from vtrace import gae
+
+COMMON: dict[str, Any] = {
+    "num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 7e-4}
+PROFILES: dict[str, dict[str, Any]] = {
+    "atari": COMMON | {"rollout": 16, "batch_size": 256, "normalize_returns": False},
+    "classic_control": COMMON | {"rollout": 16, "batch_size": 128, "learning_rate": 2e-3},
+    "box2d": COMMON | {"rollout": 32, "batch_size": 256, "gamma": 0.995},
+    "mujoco": COMMON | {"rollout": 32, "batch_size": 512, "exploration_loss_coeff": 0.0},
+    "minigrid": COMMON | {"rollout": 32, "batch_size": 256, "max_grad_norm": 0.5},
+    "vizdoom": COMMON | {"rollout": 32, "batch_size": 512},
+    "pettingzoo": COMMON | {"rollout": 32, "batch_size": 512},
+    "other": COMMON | {"rollout": 64, "batch_size": 512},
+}
+
+
+class NStepGradient(PolicyGradient):
+    """The policy gradient with n-step returns."""
+
+    Settings = PolicyGradientSettings
+    profiles = PROFILES
+
+    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
+        values = model.returns.denormalize(outputs[1])
+        returns, advantages = gae(data["rewards"], values, data["terminated"], data["truncated"], self.cfg.gamma, 1.0)
+        return {"targets": returns, "advantages": advantages}
+
+
+class A3C(Supervisor):
+    """The system with this algorithm, for use from Python."""
+
+    algo = "a3c"

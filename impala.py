@@ -1,0 +1,117 @@
+"""IMPALA: the policy gradient with V-trace, one pass over each dataset.
+
+    rho_t   = min(rho_bar, pi/mu)        c_t = min(c_bar, pi/mu)        (lambda = 1)
+    vs      = the V-trace targets (`vtrace.py`)
+    A_t     = rho_t * (r_t + gamma_t * vs_{t+1} - V(x_t))
+    loss    = -mean(log pi(a_t|x_t) * A_t) + value_loss_coeff * mean((vs_t - V(x_t))^2)
+              - exploration_loss_coeff * mean(H(pi(.|x_t)))
+
+`appo.py` clips a ratio; here rho weights the advantage. That corrects the gradient for the policy lag, but nothing
+bounds how far the policy moves. gamma_t is 0 after a termination; across a time limit, and at the end of a trajectory,
+V(x_{t+1}) stands for vs_{t+1}.
+
+Source: arXiv 1802.01561, sections 4.1 and 4.2. Departures: means instead of sums, so that no coefficient depends on the
+size of a batch. So the limit of the gradient's norm is 1, and the epsilon of RMSProp 2e-5 (with 1e-3 Pong was at 2.7
+when with 2e-5 it was learned). The learning rate is constant unless --lr_schedule says otherwise. With
+--normalize_returns values and advantages are in units of the returns.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithm import Algorithm, Data, Loss
+from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
+from losses import MaskedMean, decayed, explained_variance
+from supervisor import Supervisor
+from vtrace import vtrace
+
+
+@dataclass(frozen=True)
+class PolicyGradientSettings(Config):
+    """The settings of a policy gradient beside those of every algorithm."""
+
+    value_loss_coeff: float = option(0.5, "policy gradient", "weight of the value loss", bounds=NOT_NEGATIVE,
+                                     tune=(1e-4, 100.0))
+    exploration_loss_coeff: float = option(0.01, "policy gradient", "weight of the entropy", bounds=NOT_NEGATIVE,
+                                           tune=(1e-8, 1.0))
+    exploration_loss_decay_env_steps: int = option(0, "policy gradient", "the weight falls linearly to 0 over so many "
+                                                   "env_steps, resumes included; 0: it stays", bounds=NOT_NEGATIVE)
+    optimizer: str = option("rmsprop", "policy gradient", "what moves the weights", ("rmsprop", "adam"))
+    rmsprop_alpha: float = option(0.99, "policy gradient", "decay of RMSProp's mean square", bounds=BELOW_ONE)
+    rmsprop_eps: float = option(2e-5, "policy gradient", "epsilon of RMSProp, added to the root", bounds=POSITIVE)
+
+
+@dataclass(frozen=True)
+class Settings(PolicyGradientSettings):
+    """The settings of IMPALA."""
+
+    vtrace_rho: float = option(1.0, "impala", "rho_bar, the truncation of the weights of TD errors and advantages",
+                               bounds=POSITIVE)
+    vtrace_c: float = option(1.0, "impala", "c_bar, the truncation of the V-trace traces", bounds=POSITIVE)
+
+
+# measured for Atari and classic control (docs/performance.md), for the others not
+COMMON: dict[str, Any] = {"num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 1e-3}
+PROFILES: dict[str, dict[str, Any]] = {
+    "atari": COMMON | {"rollout": 16, "batch_size": 512, "normalize_returns": False},
+    "classic_control": COMMON | {"rollout": 32, "batch_size": 256, "learning_rate": 2e-3},
+    "box2d": COMMON | {"rollout": 64, "batch_size": 512, "gamma": 0.995},
+    "mujoco": COMMON | {"rollout": 64, "batch_size": 1024, "exploration_loss_coeff": 0.0},
+    "minigrid": COMMON | {"rollout": 64, "batch_size": 512, "max_grad_norm": 0.5},
+    "vizdoom": COMMON | {"rollout": 32, "batch_size": 1024},
+    "pettingzoo": COMMON | {"rollout": 32, "batch_size": 1024},
+    "other": COMMON | {"rollout": 64, "batch_size": 512},
+}
+
+
+class PolicyGradient(Algorithm):
+    """The loss and the optimizer of IMPALA and A3C, which differ in `targets`."""
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        cfg = self.cfg
+        if cfg.optimizer == "adam":
+            return super().make_optimizer(parameters)
+        return torch.optim.RMSprop(parameters, cfg.learning_rate, cfg.rmsprop_alpha, cfg.rmsprop_eps)
+
+    def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
+        cfg, (parameters, values), returns = self.cfg, outputs, model.returns
+        policy = model.distribution(parameters[:-1])
+        advantages = mean.masked(data["advantages"]) / returns.deviation  # 1 without --normalize_returns
+        policy_loss = -mean(policy.log_prob(data["actions"]) * advantages)
+        targets = returns.normalize_targets(mean.masked(data["targets"]))
+        value_loss = mean((values[:-1] - targets).square())
+        entropy = mean(policy.entropy())
+        exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
+        total = policy_loss + cfg.value_loss_coeff * value_loss - exploration_coeff * entropy
+        with torch.no_grad():
+            return Loss(total, {
+                "loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
+                "kl": mean(model.distribution(data["action_parameters"]).kl(policy)),
+                "advantage_mean": mean(data["advantages"]), "advantage_std": mean.std(data["advantages"]),
+                "value_mean": mean(returns.denormalize(values[:-1])),
+                "explained_variance": explained_variance(values[:-1], targets, mean)})
+
+
+class VTraceGradient(PolicyGradient):
+    """The policy gradient with V-trace."""
+
+    Settings = Settings
+    profiles = PROFILES
+
+    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
+        cfg, (parameters, values) = self.cfg, outputs
+        log_ratios = model.distribution(parameters[:-1]).log_prob(data["actions"]) - data["log_probs"]
+        log_ratios = log_ratios.clamp(-20, 20)
+        targets, advantages = vtrace(log_ratios, data["rewards"], model.returns.denormalize(values), data["terminated"],
+                                     data["truncated"], cfg.gamma, 1.0, cfg.vtrace_rho, cfg.vtrace_c)
+        return {"targets": targets, "advantages": log_ratios.exp().clamp(max=cfg.vtrace_rho) * advantages}
+
+
+class IMPALA(Supervisor):
+    """The system with this algorithm, for use from Python."""
+
+    algo = "impala"

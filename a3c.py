@@ -1,11 +1,13 @@
-"""A3C: n-step returns, and no correction of the policy lag.
+"""A3C: several learners that change the same weights without a lock, with n-step returns and no correction.
 
     R_t     = r_t + gamma_t * R_{t+1},  backwards from R_T = V(x_T); across a time limit R_{t+1} is V(x_{t+1})
     A_t     = R_t - V(x_t)                                              (gamma_t = 0 after a termination)
     loss    = -mean(log pi(a_t|x_t) * A_t) + value_loss_coeff * mean((R_t - V(x_t))^2)
               - exploration_loss_coeff * mean(H(pi(.|x_t)))
 
-The loss is that of `impala.py`. There is one learner so far.
+The loss is that of `impala.py`. Each learner copies the shared weights, computes a gradient from trajectories of its
+own, and applies its step to the shared weights (`--num_learners`, `reducer.Hogwild`). The mean squares of RMSProp are
+shared too.
 
 Source: arXiv 1602.01783, algorithm S3. Departures: those of `impala.py`; and in the paper each thread acts and learns
 in turn, while here the sampler acts all the time. So the data is some SGD steps old, and nothing corrects that: keep
@@ -21,8 +23,9 @@ from impala import PolicyGradient, PolicyGradientSettings
 from supervisor import Supervisor
 from vtrace import gae
 
+# measured for Atari and classic control without a memory (docs/performance.md), for the others not
 COMMON: dict[str, Any] = {
-    "num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 7e-4}
+    "num_learners": 2, "num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 7e-4}
 PROFILES: dict[str, dict[str, Any]] = {
     "atari": COMMON | {"rollout": 16, "batch_size": 256, "normalize_returns": False},
     "classic_control": COMMON | {"rollout": 16, "batch_size": 128, "learning_rate": 2e-3},

@@ -8,17 +8,14 @@ methods change nothing:
     prepare      by the learner, once for each dataset
     evaluate     by the learner, for parts of a minibatch, in several threads: what the network says, with gradient
     targets      by the learner, for a minibatch, without gradient
-    loss         by the learner, for a minibatch; its gradient moves what `make_optimizer` was given
+    loss         by the learner, for a minibatch; the optimizer follows its gradient
 
-Every average in a loss is a `MaskedMean`, so that several learners of one policy are one (`reducer.py`): an
-algorithm never sees how many there are.
+Every average in a loss is a `MaskedMean`, so that the learners of several ranks are one (`reducer.py`): an algorithm
+never sees how many there are.
 
 The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA, A3C and REINFORCE are little more than
 `targets` and `loss`. What others would add, on paper; none of it is built:
 
-    A3C          learners that share one policy, and a `Reducer` whose `step` changes shared weights without a lock
-    data-parallel APPO   learners that share one policy, and a `Reducer` that adds over them; normalizers, commands and
-                 checkpoints agreed through it
     Ape-X        `make_model`: a dueling Q-network; `act`: epsilon-greedy, by the agent's rank, a further argument;
                  `make_feed`: replay; new priorities in `Loss`, handed to the feed with the rows they belong to; a
                  target network, moved after SGD steps and saved too; no limit on the policy lag

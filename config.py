@@ -56,9 +56,10 @@ MAX_WORKERS = 100  # a child process can be handed about 250 file descriptors, a
 MAX_POLICIES = 20  # whose inboxes and weights take eight each
 
 
-def max_workers(num_policies: int) -> int:
-    """Return how many rollout workers there can be beside so many policies."""
-    return MAX_WORKERS - 4 * (num_policies - 1)
+def max_workers(num_policies: int, num_learners: int = 1) -> int:
+    """Return how many rollout workers there can be beside so many policies with so many learners each."""
+    of_each_policy = 4 + (num_learners if num_learners > 1 else 0)  # pairs of them
+    return MAX_WORKERS - of_each_policy * num_policies + 4
 
 
 def cpu_cores() -> int:
@@ -148,7 +149,9 @@ class Config:
     obs_scale: float = option(0.0, "learner", "then divide images and vectors by this; 0: by 255 for uint8 images, "
                               "by 1 for everything else", bounds=NOT_NEGATIVE)
     normalize_returns: bool = option(True, "learner", "learn values in units of the running deviation of the returns")
-    learner_threads: int = option(1, "learner", "CPU threads of the learner", bounds=POSITIVE)
+    learner_threads: int = option(1, "learner", "CPU threads of a learner", bounds=POSITIVE)
+    num_learners: int = option(1, "learner", "learners of each policy, which change the same weights without a lock "
+                               "(Hogwild); more than 1 on a CPU only", bounds=POSITIVE)
 
     # ---- model -----------------------------------------------------------------------------------------------
     encoder: str = option("", "model", "module:function, an encoder of your own (examples/custom_encoder.py)")
@@ -173,7 +176,7 @@ class Config:
                                   "False: clip it")
 
     # ---- population ------------------------------------------------------------------------------------------
-    num_policies: int = option(1, "population", "policies trained at once, each with its own learner; every agent "
+    num_policies: int = option(1, "population", "policies trained at once, each with its own learners; every agent "
                                "draws one of them at random when its episode begins", bounds=POSITIVE)
     pbt_mix_policies_in_one_env: bool = option(True, "population", "draw a policy for each agent of an environment; "
                                                "False: one draw for all of them; not with --policy_mapping")
@@ -293,6 +296,8 @@ def _validate(c: Config) -> None:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
     if c.experiment in (".", "..") or "/" in c.experiment:
         raise UserError(f"--experiment={c.experiment} is no plain name; choose the folder with --train_dir")
+    if c.num_learners > 1:
+        _validate_hogwild(c)
     if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:
         raise UserError(f"--lr_adaptive_min={c.lr_adaptive_min} is above --lr_adaptive_max={c.lr_adaptive_max}")
     if c.num_envs_per_worker % c.worker_num_splits:
@@ -307,15 +312,25 @@ def _validate(c: Config) -> None:
     _validate_population(c)
 
 
+def _validate_hogwild(c: Config) -> None:
+    """Refuse what several learners of one policy cannot agree upon."""
+    for name, is_refused in (("with_pbt", c.with_pbt), ("async_rl", not c.async_rl), ("serial_mode", c.serial_mode),
+                             ("lr_schedule", c.lr_schedule == "kl_adaptive")):  # each learner would have its own rate
+        if is_refused:
+            raise UserError(f"--{name}={getattr(c, name)} needs --num_learners=1, not {c.num_learners}")
+
+
 def _validate_population(c: Config) -> None:
     """Refuse impossible populations."""
     if c.num_policies > MAX_POLICIES:
         raise UserError(f"--num_policies={c.num_policies} is too many: their inboxes need more file descriptors than a "
                         f"process can be handed; use at most {MAX_POLICIES}")
-    if c.num_workers > max_workers(c.num_policies):
-        beside = f" beside --num_policies={c.num_policies}" if c.num_policies > 1 else ""
-        raise UserError(f"--num_workers={c.num_workers} is too many{beside}; use {max_workers(c.num_policies)} and "
-                        "more --num_envs_per_worker")
+    most = max_workers(c.num_policies, c.num_learners)
+    if c.num_workers > most:
+        beside = "".join(f" beside --{name}={getattr(c, name)}" for name in ("num_policies", "num_learners")
+                         if getattr(c, name) > 1)
+        raise UserError(f"--num_workers={c.num_workers} is too many{beside}; "
+                        + (f"use {most} and more --num_envs_per_worker" if most > 0 else "lower these"))
     if c.with_pbt and c.num_policies < 2:
         raise UserError("--with_pbt needs a population; set --num_policies to 2 or more")
     if c.pbt_perturb_min > c.pbt_perturb_max:
@@ -372,9 +387,11 @@ def algorithm_class(name: str) -> Any:
 
 def check_other_algorithms(name: str, algo: str) -> None:
     """Raise `UserError` when a setting that an algorithm does not have is one of another algorithm."""
-    for other in sorted(ALGORITHMS.keys() - {algo}):
-        if name in {field.name for field in dataclasses.fields(algorithm_class(other).Settings)}:
-            raise UserError(f"--{name} is a setting of --algo={other}, not of {algo}")
+    others = [other for other in sorted(ALGORITHMS.keys() - {algo})
+              if name in {field.name for field in dataclasses.fields(algorithm_class(other).Settings)}]
+    if others:
+        raise UserError(f"--{name} is a setting of --algo={' and '.join(others)}, not of {algo}; to resume a run with "
+                        "it, name the --algo of the run too")
 
 
 def make_config(*layers: Mapping[str, Any]) -> Config:

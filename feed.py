@@ -60,7 +60,7 @@ class Fifo:
 
     def _run(self) -> None:
         try:
-            while self.inbox.serve(self.insert):
+            while self.inbox.serve(self.insert, self.filling.num_free):  # another learner may take the rest
                 pass
         except BaseException as error:  # noqa: BLE001  raised again by the training thread
             self.datasets.put(error)

@@ -21,7 +21,7 @@ from torch import Tensor
 from config import Config, algorithm_class
 from feed import Batch
 from losses import MaskedMean
-from reducer import Reducer
+from reducer import make_reducer
 from runtime.machine import body_dtype
 from runtime.seeding import SHUFFLE, derive_seed
 from runtime.training_state import TrainingState
@@ -42,27 +42,33 @@ class Learner:
         ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"),
         ("update_normalizers", "normalizers"), ("state.publish", "publish"))
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, device: torch.device,
+    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,
                  resume_from: Path | None, report: Callable[[tuple], None]) -> None:
         """Begin with the published weights and, when resuming, the rest of a checkpoint.
+
+        learner: which of the policy's learners. The first one publishes, saves and moves the observation statistics.
+        All move the statistics of the returns, but only the first one's are published.
 
         report(("trained", policy, {name: number})) is called after each dataset, report(("saved", policy, reason, name,
         seconds)) after each file.
         """
         self.buffers, self.policy, self.device, self.report = buffers, policy, device, report
-        self.commands, self.weights = buffers.policies[policy].commands, buffers.policies[policy].weights
+        self.commands, self.weights = buffers.policies[policy].commands[learner], buffers.policies[policy].weights
+        self.is_first = learner == 0
         obs_space, action_space = buffers.spaces_of(policy)
         self.obs_names = [f"obs/{name}" for name in obs_space]
         self.steps_per_pass = steps_per_pass(obs_space)
         self.num_threads = 1 if cfg.serial_mode or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
-        self.reducer = Reducer()
         self.algorithm = algorithm_class(cfg.algo)(cfg)
         self.model = self.algorithm.make_model(obs_space, action_space).to(device)
         self.model.arithmetic = body_dtype(cfg, device, obs_space)
-        optimizer = self.algorithm.make_optimizer(self.model.parameters())
-        self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, resume_from)
-        self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy))
+        self.reducer = make_reducer(buffers.policies[policy].shared_training, learner, buffers.store_prefix,
+                                    cfg.stall_timeout_sec)
+        optimizer = self.reducer.make_optimizer(self.model, self.algorithm.make_optimizer)
+        self.reducer.begin(self.model, self.weights)
+        self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, resume_from, self.is_first)
+        self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
         self.feed = self.algorithm.make_feed(buffers, policy, pinned=device.type == "cuda",
                                              deliver=self.train if cfg.serial_mode else None)
         self.take_over_settings()
@@ -80,6 +86,8 @@ class Learner:
             dataset = self.feed.next(COMMAND_SEC)
             if dataset is not None:
                 self.train(dataset)
+            elif self.buffers.training_over:
+                self.state.agree(self.reducer)
 
     def turn(self) -> None:
         """Do all there is to do, in this thread (serial mode)."""
@@ -91,10 +99,14 @@ class Learner:
         """Act on the messages of the supervisor; return False when told to stop."""
         if self.commands.empty():
             return True
-        for command, index in self.commands.get():
+        commands = self.commands.get()
+        if self.buffers.training_over:  # first, so that all ranks save the same
+            self.state.agree(self.reducer)
+        for command, index in commands:
             if command == STOP:
                 return False
             if command == SAVE:
+                self.state.take_over(self.reducer)
                 self.state.save(index)
             elif command == COPY:
                 self.state.copy_policy(index)
@@ -107,8 +119,15 @@ class Learner:
     # ---- training ------------------------------------------------------------------------------------------------
 
     def train(self, batch: Batch) -> None:
-        """Run all SGD steps on a dataset, publish after each, then give it back to the feed."""
+        """Train on a dataset, unless all ranks end or none has a valid row; then give it back to the feed."""
+        if not (self.state.agree(self.reducer) and self.run_sgd(batch)):
+            self.feed.allow_next()
+        self.feed.release(batch)
+
+    def run_sgd(self, batch: Batch) -> bool:
+        """Take all SGD steps on a dataset, publish after each; return False when no row of it is valid."""
         cfg, state = self.cfg, self.state
+        self.state.take_over(self.reducer)
         # no copy on a CPU; on a GPU `.sum()` below waits for the copy
         data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         lag = state.sgd_steps - data["policy_version"]
@@ -116,17 +135,15 @@ class Learner:
         data["valid"] = data["valid"] & fresh
         data["rewards"] = (data["rewards"] * cfg.reward_scale).clamp(-cfg.reward_clip, cfg.reward_clip)
         num_valid = int(data["valid"].sum())
-        state.decisions_trained += num_valid
+        state.decisions_trained = self.reducer.add_decisions(state.decisions_trained, num_valid)
         if not self.reducer.any(num_valid > 0):  # all rows are too old, or acted by weights that were replaced since
-            self.feed.allow_next()
-            self.feed.release(batch)
-            return
-        self.algorithm.env_steps = int(self.buffers.env_steps.sum())
+            return False
+        self.algorithm.env_steps = int(state.sampled[0])
         with torch.no_grad():
             data |= self.algorithm.prepare(self.model, data, self.evaluate)
         if cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
             columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
-            self.model.returns.update(*columns, cfg.gamma)
+            self.model.returns.update(*columns, cfg.gamma, self.reducer)
         steps = [indices for _ in range(cfg.num_epochs) for indices in self.minibatches()]
         stats = []
         for step, indices in enumerate(steps, 1):
@@ -136,14 +153,16 @@ class Learner:
             stats.append(self.sgd_step({name: tensor.index_select(0, indices) for name, tensor in data.items()}))
             if step % cfg.num_batches_per_epoch == 0:
                 state.update_learning_rate(stats[-cfg.num_batches_per_epoch:])
-            if last:  # within a dataset all its observations are normalized alike
+            if last and self.is_first:  # within a dataset all its observations are normalized alike
                 self.update_normalizers(data)
-            state.publish()
+            if self.is_first:
+                state.publish()
             if last:
                 break
-        state.take_snapshot()
+        if self.is_first:
+            state.take_snapshot()
         self.report(("trained", self.policy, self.summarize(stats, lag[data["valid"]], data["valid"])))
-        self.feed.release(batch)
+        return True
 
     def minibatches(self) -> Iterator[Tensor]:
         """Draw the dataset's trajectories in random order, as one index tensor for each minibatch."""
@@ -152,14 +171,13 @@ class Learner:
 
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take one gradient step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
-        optimizer = self.state.optimizer
-        optimizer.zero_grad(set_to_none=True)
+        state = self.state
+        self.model.zero_grad(set_to_none=True)
         stats = self.backward(data)
-        for group in optimizer.param_groups:
-            group["lr"] = self.state.learning_rate
-        stats["grad_norm"] = self.reducer.step(self.model.parameters(), optimizer,
-                                               self.cfg.max_grad_norm or float("inf"))
-        self.state.sgd_steps += 1
+        for group in state.optimizer.param_groups:
+            group["lr"] = state.learning_rate
+        stats["grad_norm"] = self.reducer.step(self.model, state.optimizer, self.cfg.max_grad_norm or float("inf"))
+        state.sgd_steps = self.reducer.add_sgd_step(state.sgd_steps)
         return stats
 
     def backward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -238,8 +256,8 @@ class Learner:
             chosen = torch.randperm(len(t), generator=self.shuffle)[:size].to(self.device)
             trajectory, t = trajectory[chosen], t[chosen]
         rows = trajectory * (self.cfg.rollout + 1) + t
-        self.model.update_normalizers({name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows)
-                                       for name in self.obs_names})
+        obs = {name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows) for name in self.obs_names}
+        self.model.update_normalizers(obs, self.reducer)
 
     def summarize(self, stats: list[dict[str, Tensor]], lag: Tensor, valid: Tensor) -> dict[str, float]:
         """Summarize the statistics of a dataset's SGD steps; the lag is in SGD steps, before the first of them."""

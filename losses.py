@@ -1,6 +1,6 @@
 """The terms of the losses, as pure functions of [T, B] tensors. Masked rows change no loss and no gradient.
 
-Every average is taken by a `MaskedMean`: over the valid rows of a minibatch, of all learners of the policy. Read next:
+Every average is taken by a `MaskedMean`: over the valid rows of a minibatch, of all ranks. Read next:
 `algorithm.py`.
 """
 

@@ -32,6 +32,7 @@ from normalizers import (
     expanded_space,
     normalized_names,
 )
+from reducer import ALONE, Reducer
 from runtime.by_name import find_function
 from runtime.user_error import UserError
 
@@ -311,11 +312,11 @@ class ActorCritic(nn.Module):
         """Make the action distribution of parameters [..., D]."""
         return ActionDistribution(self.action_space, parameters, squash=self.squash)
 
-    def update_normalizers(self, obs: dict[str, Tensor]) -> None:
-        """Move the running statistics by raw observations [B, ...]."""
+    def update_normalizers(self, obs: dict[str, Tensor], reducer: Reducer = ALONE) -> None:
+        """Move the running statistics by raw observations [B, ...], and those of the other ranks."""
         for (name, space), normalizer in zip(self.leaves.items(), self.normalizers, strict=True):
             if isinstance(normalizer, RunningNormalizer):
-                normalizer.update(expand(space, obs[name]))
+                normalizer.update(expand(space, obs[name]), reducer)
 
     def body_to(self, dtype: torch.dtype) -> "ActorCritic":
         """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from config import Config
 from envs.flat_spaces import ACTION_MASK, num_options
+from reducer import ALONE, Reducer
 from runtime.user_error import UserError
 from vtrace import backward_sum
 
@@ -124,12 +125,28 @@ class RunningNormalizer(FixedNormalizer):
         return max(1, self.CHUNK // self.mean.numel()) if obs.device.type == "cpu" else len(obs)
 
     @torch.no_grad()
-    def update(self, obs: Tensor) -> None:
-        """Merge the statistics of [B, ...] into the running ones."""
-        if not len(obs):
-            return
+    def update(self, obs: Tensor, reducer: Reducer = ALONE) -> None:
+        """Merge the statistics of [B, ...], and those of the other ranks, into the running ones."""
         if not self.count:  # begin near the data: sums around a far point would lose the variance in float32
-            self.mean.copy_((obs[0].float() - self.shift) / self.unit)
+            self.begin_near(obs, reducer)
+        for moments in reducer.gather(self.moments(obs)):
+            mean, var = moments[:-1].view(2, *self.mean.shape)
+            count = int(moments[-1])
+            if count:
+                merge_moments(self, mean, var, count)
+
+    def begin_near(self, obs: Tensor, reducer: Reducer) -> None:
+        """Take the first row of [B, ...], of the first rank that has one, for the mean."""
+        first = (obs[0].float() - self.shift) / self.unit if len(obs) else self.mean
+        for row in reducer.gather(torch.cat([first.flatten(), first.new_tensor([len(obs)])])):
+            if row[-1]:
+                self.mean.copy_(row[:-1].view_as(self.mean))
+                return
+
+    def moments(self, obs: Tensor) -> Tensor:
+        """Return the means, the variances and the number of [B, ...], in one float64 vector."""
+        if not len(obs):
+            return torch.zeros(2 * self.mean.numel() + 1, dtype=torch.float64, device=obs.device)
         # sums in chunks, around the running mean so that float32 keeps its precision
         center = self.mean * self.unit + self.shift
         total, squares = torch.zeros_like(center), torch.zeros_like(center)
@@ -139,7 +156,8 @@ class RunningNormalizer(FixedNormalizer):
             squares += difference.square_().sum(0)
         shift = total.double() / len(obs)
         var = (squares.double() / len(obs) - shift.square()).clamp_(min=0)
-        merge_moments(self, (center.double() + shift - self.shift) / self.unit, var / self.unit**2, len(obs))
+        mean = (center.double() + shift - self.shift) / self.unit
+        return torch.cat([mean.flatten(), (var / self.unit**2).flatten(), mean.new_tensor([len(obs)])])
 
 
 class ReturnNormalizer(nn.Module):
@@ -188,7 +206,8 @@ class ReturnNormalizer(nn.Module):
         return values * self.deviation + self.mean
 
     @torch.no_grad()
-    def update(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float) -> None:
+    def update(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float,
+               reducer: Reducer = ALONE) -> None:
         """Merge the returns of the valid rows of trajectories into the running statistics.
 
         With S the discounted rewards until the trajectory ends, or its episode, and c the discount of what follows (0
@@ -197,6 +216,7 @@ class ReturnNormalizer(nn.Module):
         Args:
             rewards: [T, B] float. terminated, truncated, valid: [T, B] bool.
             gamma: discount per step.
+            reducer: adds over all ranks.
         """
         discounts = min(gamma, self.MAX_GAMMA) * (~terminated).double()
         traces = discounts * ~truncated
@@ -204,7 +224,7 @@ class ReturnNormalizer(nn.Module):
         ends[-1] = discounts[-1]
         sums = backward_sum(rewards.double().masked_fill(~valid, 0.0), traces)[valid]
         shown = 1 - backward_sum(ends, traces)[valid]
-        number, mean_sum, mean_shown = torch.stack([torch.ones_like(sums), sums, shown]).sum(1)
+        number, mean_sum, mean_shown = reducer.sum(torch.stack([torch.ones_like(sums), sums, shown]).sum(1))
         if not number:
             return
         mean_sum, mean_shown = mean_sum / number, mean_shown / number
@@ -214,7 +234,7 @@ class ReturnNormalizer(nn.Module):
         self.shown.copy_((1 - weight) * self.shown + weight * mean_shown)
         before = self.mean.double() + self.remainder
         mean = before + weight * (mean_sum - mean_shown * before) / self.shown
-        var = (sums - shown * mean).square().sum() / number
+        var = reducer.sum((sums - shown * mean).square().sum()) / number
         self.var.copy_((1 - weight) * (self.var + (mean - before).square()) + weight * var)
         self.mean.copy_(mean)
         self.remainder.copy_(mean - self.mean)

@@ -1,37 +1,209 @@
 """What stands between the gradients and the optimizer: how several learners of one policy become one.
 
-`Reducer` is the simplest case, one learner, and costs nothing. Subclasses for several (none is built) would override:
+`Reducer` is the simplest case, one learner, and costs nothing. `Hogwild`: learners in processes of their own change the
+same weights, and the same optimizer state, without a lock; each computes its gradients with a copy, taken anew before
+every dataset and after every step. Two steps at the same moment may lose a part of one of them: a lock would cost more
+(Niu et al., 2011). What a loss averages, and the units of the returns, are of one learner alone. The first learner
+publishes what all have learned, after each of its own steps.
 
-    all-reduce   `sum` and `share`, to add over the learners; `step`, to add the gradients in one flat tensor first;
-                 `any`, true everywhere when it is true somewhere, so that all learners take the same steps
-    Hogwild      `step`, to add the gradients to weights that all learners share, without a lock
+`AllReduce`: learners in systems of their own (`runtime/ranks.py`), each with its own minibatches, add their gradients
+and everything that a loss averages, and take the same steps: all have the same weights, to the last bit.
 
-Used by `learner.py` and `losses.py`. Read next: `pbt.py`.
+Made by `learner.py`; used wherever something is averaged, and by `shared_buffers.py`. Read next: `pbt.py`.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
+
+from runtime.ranks import join_learners, this_rank
+from weights import SharedWeights
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Reducer:
     """One learner: nothing to agree upon."""
 
+    def make_optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
+        """Make the optimizer of what `step` changes."""
+        return make(model.parameters())
+
+    def begin(self, model: nn.Module, weights: SharedWeights) -> None:
+        """Let all learners begin with the same published weights."""
+
+    def take_over(self, model: nn.Module, weights: SharedWeights, counts: tuple[int, int]) -> tuple[int, int]:
+        """Take over what learners of the same weights have learned; return the SGD steps and decisions of all."""
+        return counts
+
+    def add_sgd_step(self, total: int) -> int:
+        """Count one more SGD step; return those of all learners. total: the last answer."""
+        return total + 1
+
+    def add_decisions(self, total: int, more: int) -> int:
+        """Count more decisions that this learner trains on; return those of all learners. total: the last answer."""
+        return total + int(self.sum(torch.tensor(more)))
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Return a tensor without gradient of every rank."""
+        return [x]
+
     def sum(self, x: Tensor) -> Tensor:
-        """Add a tensor without gradient over all learners."""
+        """Add a tensor without gradient over all ranks."""
         return x
 
     def share(self, part: Tensor) -> Tensor:
-        """Add over all learners a part of a mean: the value is that of all, the gradient that of this part."""
+        """Add over all ranks a part of a mean: the value is that of all, the gradient that of this part."""
         return part
 
     def any(self, flag: bool) -> bool:
-        """Tell whether a flag is set on any learner."""
+        """Tell whether a flag is set on any rank."""
         return flag
 
-    def step(self, parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         """Clip the gradients to a norm, take one step, return the norm before. Raises for one that is not finite."""
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, error_if_nonfinite=True)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, error_if_nonfinite=True)
         optimizer.step()
         return norm
+
+
+ALONE = Reducer()
+
+
+class AllReduce(Reducer):
+    """One of several learners, one in each rank, that take the same steps with the sum of their gradients.
+
+    Small tensors are gathered and added in the order of the ranks, so that all have the same sum to the last bit.
+    """
+
+    def __init__(self, store_prefix: str, timeout_sec: float) -> None:
+        """Find the learners in the other ranks; none waits longer than timeout_sec for another."""
+        join_learners(store_prefix, timeout_sec)
+
+    def begin(self, model: nn.Module, weights: SharedWeights) -> None:
+        version = weights.refresh(model)
+        for tensor in model.state_dict().values():  # a model of one's own may be drawn by another generator
+            torch.distributed.broadcast(tensor, 0)
+        weights.publish(model, version)
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(parts, x.contiguous())
+        return parts
+
+    def sum(self, x: Tensor) -> Tensor:
+        return torch.stack(self.gather(x)).sum(0)
+
+    def share(self, part: Tensor) -> Tensor:
+        return self.sum(part.detach()) + (part - part.detach())  # the same value everywhere, to the last bit
+
+    def any(self, flag: bool) -> bool:
+        return bool(self.sum(torch.tensor(int(flag))))
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        flat = torch.cat([(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
+                          for parameter in parameters])  # another rank may have a gradient where this one has none
+        torch.distributed.all_reduce(flat)
+        for parameter, total in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = total.view_as(parameter)
+        return super().step(model, optimizer, max_norm)
+
+
+class SharedTraining:
+    """What the learners of one policy change together: weights, optimizer state, counters.
+
+    All floats lie in one tensor, since each tensor takes a file descriptor in every process.
+    """
+
+    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, num_learners: int) -> None:
+        """Begin with the weights of a model."""
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        parameters = [nn.Parameter(weight.clone()) for weight in weights]
+        optimizer = make_optimizer(parameters)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()  # an optimizer makes its state in its first step
+        self.names = list(optimizer.state[parameters[0]])  # of each parameter's state
+        state = [torch.zeros_like(tensor) for tensor in state_tensors(optimizer)]
+        self.num_weights, self.shapes = len(weights), [tensor.shape for tensor in (*weights, *state)]
+        self.flat = torch.cat([tensor.flatten() for tensor in (*weights, *state)]).share_memory_()
+        # of each learner: its SGD steps, the decisions it trained on; the first one's begin with those of a checkpoint
+        self.counts = torch.zeros(2, num_learners, dtype=torch.int64).share_memory_()
+
+    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the weights and the optimizer state, as views."""
+        parts = self.flat.split([shape.numel() for shape in self.shapes])
+        views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return views[: self.num_weights], views[self.num_weights :]
+
+
+class Hogwild(Reducer):
+    """One of several learners, in processes of their own, that change the same weights."""
+
+    def __init__(self, shared: SharedTraining, learner: int) -> None:
+        self.shared, self.learner = shared, learner
+        weights, self.optimizer_state = shared.tensors()
+        self.parameters = [nn.Parameter(weight) for weight in weights]
+
+    def make_optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
+        optimizer = make(self.parameters)
+        self.bind(optimizer)
+        optimizer.register_load_state_dict_post_hook(self.share_loaded)
+        return optimizer
+
+    def bind(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer change the shared state."""
+        tensors = iter(self.optimizer_state)
+        for parameter in self.parameters:
+            optimizer.state[parameter] = {name: next(tensors) for name in self.shared.names}
+
+    def share_loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """Share the state that was loaded from a checkpoint, which has none of what has had no gradient yet."""
+        places = itertools.product(self.parameters, self.shared.names)
+        for tensor, (parameter, name) in zip(self.optimizer_state, places, strict=True):
+            tensor.copy_(optimizer.state[parameter].get(name, tensor))
+        self.bind(optimizer)
+
+    @torch.no_grad()
+    def take_over(self, model: nn.Module, weights: SharedWeights, counts: tuple[int, int]) -> tuple[int, int]:
+        if self.learner:
+            weights.refresh(model)  # for the first learner's statistics of observations and returns
+        self.copy_weights(model)
+        return tuple(self.shared.counts.sum(1).tolist())
+
+    @torch.no_grad()
+    def copy_weights(self, model: nn.Module) -> None:
+        """Copy the shared weights into a learner's own."""
+        for own, shared in zip(model.parameters(), self.parameters, strict=True):
+            own.copy_(shared)
+
+    def add_sgd_step(self, total: int) -> int:
+        self.shared.counts[0, self.learner] += 1
+        return int(self.shared.counts[0].sum())
+
+    def add_decisions(self, total: int, more: int) -> int:
+        self.shared.counts[1, self.learner] += more
+        return int(self.shared.counts[1].sum())
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+        for own, shared in zip(model.parameters(), self.parameters, strict=True):
+            shared.grad = own.grad
+        norm = super().step(model, optimizer, max_norm)
+        self.copy_weights(model)
+        return norm
+
+
+def make_reducer(shared: SharedTraining | None, learner: int, store_prefix: str, timeout_sec: float) -> Reducer:
+    """Choose how this learner works together with the others of its policy."""
+    if shared is not None:
+        return Hogwild(shared, learner)
+    return AllReduce(store_prefix, timeout_sec) if this_rank().world_size > 1 else Reducer()
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """List the tensors of an optimizer's state, parameter by parameter."""
+    return [tensor for group in optimizer.param_groups for parameter in group["params"]
+            for tensor in optimizer.state[parameter].values()]

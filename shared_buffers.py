@@ -15,9 +15,9 @@ The protocol, as (kind, index, ...); p is a policy:
     trajectories_done[p]  rollout worker    -> (SLOTS, slot, ...)  these trajectories are complete
     worker_inboxes[w]     learner           -> (SLOTS, slot, ...)  these slots are copied (or trained on), free again
     worker_inboxes[w]     supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
-    commands[p]           supervisor        -> (SAVE, reason)      write a checkpoint
-    commands[p]           supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
-    commands[p]           supervisor        -> (CONFIGURE, 0)      read the policy's new settings
+    commands[p][0]        supervisor        -> (SAVE, reason)      write a checkpoint
+    commands[p][0]        supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
+    commands[p][0]        supervisor        -> (CONFIGURE, 0)      read the policy's new settings
     evaluations           supervisor        -> (EVALUATE, 0)       score the newest policies
     all but               supervisor        -> (STOP, 0)           leave run(); one for each reader
       trajectories_done
@@ -48,6 +48,7 @@ from config import Config, algorithm_class, tunable
 from envs.flat_spaces import num_columns
 from envs.reward_shaping import flatten_shaping
 from envs.vector_env import EnvInfo
+from reducer import SharedTraining
 from runtime.user_error import UserError
 from weights import CURRENT, SharedWeights
 
@@ -108,20 +109,6 @@ def allocate(specs: dict[str, Spec], count: int, *, shared: bool) -> dict[str, T
     return {name: tensor.share_memory_() if shared else tensor for name, tensor in tensors.items()}
 
 
-def check_shared_memory(needed_bytes: int) -> None:
-    """Raise `UserError` when shared memory is too small (in containers /dev/shm is often 64 MB)."""
-    try:
-        stat = os.statvfs("/dev/shm")  # where Linux keeps shared memory
-    except OSError:
-        return
-    free_bytes = stat.f_bavail * stat.f_frsize
-    if needed_bytes > free_bytes:
-        raise UserError(
-            f"the trajectories need {needed_bytes / 1e6:.0f} MB of shared memory, /dev/shm has "
-            f"{free_bytes / 1e6:.0f} MB free; "
-            "lower --num_envs_per_worker, --num_workers or --rollout, or enlarge it (docker run --shm-size=2g)")
-
-
 class Inbox:
     """A queue of messages: a pipe of 8-byte records (kind, index), with any number of writers and readers, and no lock.
 
@@ -130,6 +117,7 @@ class Inbox:
     """
 
     RECORD = struct.Struct("ii")
+    PER_READ = select.PIPE_BUF // RECORD.size  # records of one read
     AT_ONCE = 64  # records of one write; the kernel begins a new page where one does not fit: small ones waste little
     MAX_RECORDS = 100_000  # what fits into the largest pipe that a user may have, 1 MiB
 
@@ -152,19 +140,20 @@ class Inbox:
             records = (self.RECORD.pack(kind, index) for index in indices[start : start + self.AT_ONCE])
             os.write(self.writer.fileno(), b"".join(records))
 
-    def get(self) -> list[Message]:
+    def get(self, max_records: int = PER_READ) -> list[Message]:
         """Wait for messages; return all that are there, those of slots joined: (SLOTS, slot, ...)."""
         messages: list[Message] = []
-        for kind, index in self.RECORD.iter_unpack(os.read(self.reader.fileno(), select.PIPE_BUF)):
+        size = self.RECORD.size * min(max_records, self.PER_READ)
+        for kind, index in self.RECORD.iter_unpack(os.read(self.reader.fileno(), size)):
             if kind == SLOTS and messages and messages[-1][0] == SLOTS:
                 messages[-1].append(index)
             else:
                 messages.append([kind, index])
         return messages
 
-    def serve(self, handle: Callable[..., None]) -> bool:
+    def serve(self, handle: Callable[..., None], max_records: int = PER_READ) -> bool:
         """Wait for messages and pass each on as handle(kind, index, ...); return False when told to stop."""
-        for message in self.get():
+        for message in self.get(max_records):
             if message[0] == STOP:
                 return False
             handle(*message)
@@ -179,17 +168,17 @@ class PolicyBuffers:
     """What belongs to one policy: its inboxes, its weights, and where in the storage of its kind its slots begin."""
 
     def __init__(self, cfg: Config, kind: int, first_slot: int, num_slots: int, weights: SharedWeights,
-                 pipes: Any) -> None:
-        self.kind, self.first_slot, self.weights = kind, first_slot, weights
+                 shared_training: SharedTraining | None, pipes: Any) -> None:
+        self.kind, self.first_slot, self.weights, self.shared_training = kind, first_slot, weights, shared_training
         self.requests = Inbox(pipes, cfg.num_splits + cfg.policy_workers_per_policy)
         self.trajectories_done = Inbox(pipes, num_slots)
-        self.commands = Inbox(pipes, MAX_COMMANDS)
+        self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in range(cfg.num_learners)]  # the first one obeys all
 
 
 class SharedBuffers:
     """All that the components share. Made by the supervisor, handed to every process at its start.
 
-    Raises `UserError` when shared memory is too small; the sizes are known before anything is allocated.
+    The sizes are known before anything is allocated.
     """
 
     def __init__(self, cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: list[nn.Module],
@@ -202,6 +191,7 @@ class SharedBuffers:
             context: a multiprocessing context, or None when everything runs in one process.
         """
         self.info = info
+        self.store_prefix = ""  # where several ranks find each other (`runtime/ranks.py`); the supervisor sets it
         self.start = 0  # how often the run was started before (`runtime/seeding.py`); the supervisor sets it
         agents_per_split = cfg.envs_per_split * len(info.agents)
         self.slots_per_worker = cfg.num_envs_per_worker * len(info.agents)  # of each policy: all agents may play it
@@ -211,21 +201,22 @@ class SharedBuffers:
                       for kind, spaces_of_kind in enumerate(info.kinds)]
         counts = [self.num_slots * kind_of_policy.count(kind) for kind in range(len(info.kinds))]
         self.num_bytes = sum(map(num_bytes, self.specs, counts))
-        if context is not None:
-            check_shared_memory(self.num_bytes)
         # The slots of all policies of a kind lie in one tensor, so that a rollout worker writes them together; slots
         # are numbered through all kinds.
         self.storage = [allocate(specs, count, shared=context is not None)
                         for specs, count in zip(self.specs, counts, strict=True)]
         self.first_slot_of_kind = [sum(counts[:kind]) for kind in range(len(counts))]
 
-        pipes = context or multiprocessing
+        pipes, algorithm = context or multiprocessing, algorithm_class(cfg.algo)(cfg)
         num_snapshots = cfg.self_play_snapshots if cfg.self_play_past_fraction else 0
         self.policies = []
         for policy, kind in enumerate(kind_of_policy):
             first = self.first_slot_of_kind[kind] + self.num_slots * kind_of_policy[:policy].count(kind)
             weights = SharedWeights(models[policy], devices[policy], num_snapshots)
-            self.policies.append(PolicyBuffers(cfg, kind, first, self.num_slots, weights, pipes))
+            training = None
+            if cfg.num_learners > 1:
+                training = SharedTraining(models[policy], algorithm.make_optimizer, cfg.num_learners)
+            self.policies.append(PolicyBuffers(cfg, kind, first, self.num_slots, weights, training, pipes))
         answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
         self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
         self.evaluations = Inbox(pipes, MAX_COMMANDS)
@@ -237,12 +228,13 @@ class SharedBuffers:
         self._agents = shared(5, cfg.num_splits, agents_per_split)
         self.awaited_policy.fill_(IDLE)
         self.agent_snapshot.fill_(CURRENT)
-        # env_steps sampled by each rollout worker; a resumed run begins with its earlier ones in the first
-        self.env_steps = shared(cfg.num_workers)
-        self.policy_steps = shared(cfg.num_workers, cfg.num_policies)  # decisions of the agents of each policy
+        # sampled by each rollout worker; in the last row what was sampled elsewhere: before a resume, by other ranks
+        self.env_steps = shared(cfg.num_workers + 1)
+        self.policy_steps = shared(cfg.num_workers + 1, cfg.num_policies)  # decisions of the agents of each policy
         self.evaluation_steps = shared()  # a sign of life of the evaluator
         # set once: learners leave their datasets after at most one more SGD step, the evaluator its episodes
         self.stopping = shared(dtype=torch.bool)
+        self.training_over = shared(dtype=torch.bool)  # set once: no learner of any rank begins another dataset
         # of each policy: the score of best.pt, its sort, its decisions at its last update by population-based training
         self._of_policies = shared(3, cfg.num_policies, dtype=torch.float64)
         self.best_score.fill_(-math.inf)
@@ -298,7 +290,7 @@ class SharedBuffers:
         sampler = copy.copy(self)
         sampler.policies = [copy.copy(policy) for policy in self.policies]
         for policy in sampler.policies:
-            policy.weights = policy.weights.without_tensors()
+            policy.weights, policy.shared_training = policy.weights.without_tensors(), None
         return sampler
 
 

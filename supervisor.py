@@ -10,38 +10,25 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.multiprocessing
-
-from config import Config, algorithm_class
-from envs.families import probe, profile
-from envs.vector_env import EnvInfo
+from envs.families import profile
 from learner import Learner
-from pbt import Decision, assign_kinds
+from pbt import Decision
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from runtime import checkpoint
+from runtime import ranks
 from runtime.banner import describe_run, explain, precision_of
 from runtime.by_name import reference
 from runtime.children import start_server
 from runtime.crew import Component, ComponentError, OneProcess, Processes, Stalls
 from runtime.evaluator import Evaluator
-from runtime.machine import (
-    choose_cores,
-    choose_device,
-    choose_niceness,
-    this_machine,
-)
-from runtime.memory import check_memory, check_one_hot, estimate_memory
+from runtime.machine import choose_niceness, this_machine
+from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
 from runtime.records import Records
 from runtime.run_folder import configure, count_start, prepare_run_dir
-from runtime.seeding import NETWORK, derive_seed
-from runtime.training_state import check_optimizer, restore_weights
 from runtime.user_error import UserError
 from shared_buffers import (
     EVALUATE,
@@ -52,7 +39,6 @@ from shared_buffers import (
     SAVE_PERIODIC,
     STOP,
     SharedBuffers,
-    check_num_slots,
 )
 
 STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
@@ -64,8 +50,8 @@ class Supervisor:
         with APPO("CartPole-v1", num_workers=2) as appo:
             appo.train(100_000)
 
-    Between calls of `train` the workers stay alive and wait. Raises `UserError` for impossible settings and
-    `ComponentError` when a component dies; both leave no process behind. A subclass may replace components.
+    Between calls of `train` the workers wait; several ranks train only once. Raises `UserError` for impossible settings
+    and `ComponentError` when a component dies; both leave no process behind. A subclass may replace components.
     """
 
     algo = ""  # of a subclass for one algorithm
@@ -82,47 +68,46 @@ class Supervisor:
         own = {"algo": self.algo} if self.algo else {}
         given = {name: reference(value) if callable(value) else value
                  for name, value in ({"env": env} | own | settings).items()}
-        cfg = self.cfg = configure(given)
-        context = None if cfg.serial_mode else start_server()  # first, since it takes seconds
+        ranks.take_share_of_cores()
+        run_cfg = configure(given)
+        context = None if run_cfg.serial_mode else start_server()  # first, since it takes seconds
+        store_prefix = ranks.join_torchrun()
+        ranks.check_settings(run_cfg, store_prefix)
+        cfg = self.cfg = ranks.own_settings(run_cfg)
         self.crew = Processes(context) if context else OneProcess()
-        self.devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
-        self.info = probe(cfg, must_play_ahead=given.get("decorrelate_experience_max_seconds", 0) > 0)
-        check_opponents(cfg, self.info)
-        check_one_hot(cfg, self.info)
-        kinds = assign_kinds(cfg, self.info)
-        models, paths, states = zip(*(load_policy(cfg, policy, *self.info.kinds[kind])
-                                      for policy, kind in enumerate(kinds)), strict=True)
-        check_num_slots(cfg, len(self.info.agents))
-        cores = choose_cores(cfg)
-        needed = estimate_memory(cfg, self.info, kinds, models, self.devices)
-        check_memory(cfg, needed, lambda count: estimate_memory(
-            cfg, self.info, kinds[:count], models[:count], self.devices[:count]))
-        self.buffers = SharedBuffers(cfg, self.info, kinds, models, self.devices, context)
+        plan = make_plan(cfg, run_cfg, given, store_prefix)
+        self.devices, is_resumed = plan.devices, any(plan.states)
+        self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
+        self.buffers.store_prefix = store_prefix
         self.pending_saves = self.num_ready = 0
-        self.evaluating = False
+        self.evaluating = self.ended = False
         self.next_evaluation = 0  # env_steps
-        self.ended = False
         self.trained_until = 0  # ns of `time.perf_counter_ns`
         # after everything that may be refused, since it may move or delete an old run
+        self._meet("allocated")
         with contextlib.ExitStack() as undo:
             lock = prepare_run_dir(cfg)
             undo.callback(os.close, lock)
             undo.callback(self._kill)
-            self._resume(models, states)
-            components = self._components(paths, cores)
+            start = ranks.from_rank_0(f"{store_prefix}/start", count_start(cfg.run_dir))
+            self.buffers.start = ranks.number_of_start(int(start))
+            restore(run_cfg, self.buffers, plan)
+            self.population = Population(cfg, self.buffers, plan.places) if cfg.with_pbt else None
+            components = self._components(plan)
             self.crew.start(components, self._receive, cfg.seed, self.buffers.start, trace=cfg.trace_sec > 0)
-            self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if any(states) else None,
-                                   sgd_steps=[state["sgd_steps"] if state else 0 for state in states])
+            self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
+                                   sgd_steps=self.versions)
             undo.callback(self.records.close_files)
             self._wait_until(lambda: self.num_ready == len(components), "the components did not start",
                              cfg.decorrelate_experience_max_seconds)
+            self._meet("ready")
             undo.pop_all()
             self.run_dir_lock = lock
-        chosen = (f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}" if any(states) else
+        chosen = (f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}" if is_resumed else
                   explain(this_machine(cfg.device), profile(cfg.env, given), given,
-                          precision_of(cfg, self.info, self.devices)))
-        self.records.log(describe_run(cfg, self.info, self.devices, models[0], self.buffers.num_bytes, needed)
-                         + "\n" + chosen)
+                          precision_of(cfg, plan.info, plan.devices)))
+        self.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], self.buffers.num_bytes,
+                                      plan.num_bytes) + "\n" + chosen)
         if self.population is not None:
             self._record_population([])
 
@@ -144,6 +129,8 @@ class Supervisor:
         Returns earlier when should_stop() becomes true. With --eval_every_env_steps the last weights are scored too.
         """
         self._check_alive()
+        if self.buffers.training_over:
+            raise UserError("several ranks train together only once; make a new system, it resumes the run")
         goal = self.cfg.train_for_env_steps if env_steps is None else self.env_steps + env_steps
         if self.env_steps >= goal or self.records.wall_sec >= self.cfg.train_for_seconds:
             self.records.log(
@@ -160,13 +147,15 @@ class Supervisor:
         self.stalls = Stalls(self.cfg.stall_timeout_sec)
         try:
             while (self.env_steps < goal and self.records.wall_sec < self.cfg.train_for_seconds
-                   and not should_stop()):
+                   and not should_stop() and not self.buffers.training_over):
                 self.crew.advance(self._receive)
                 self._check_progress(sampling=True)
                 self._request_evaluation()
                 for policy, kind in self.records.tick(self.env_steps, sum(self.versions)):
                     self._request_save(policy, kind)
                 self._update_population()
+            if ranks.this_rank().world_size > 1:  # the learners tell the other ranks, and all end after the same step
+                self.buffers.training_over.fill_(True)
             self.trained_until = time.perf_counter_ns()
             self._send_workers((PAUSE, 0))
             self.records.end(self.env_steps)
@@ -200,6 +189,8 @@ class Supervisor:
             return
         try:
             if not self.ended:
+                if ranks.this_rank().world_size > 1 or self.cfg.num_learners > 1:
+                    self.buffers.training_over.fill_(True)  # no learner begins another dataset: all ranks save the same
                 self.buffers.stopping.fill_(True)
                 self.save()
                 self._stop()
@@ -227,31 +218,17 @@ class Supervisor:
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
-    def _resume(self, models: Sequence[torch.nn.Module], states: Sequence[dict[str, Any] | None]) -> None:
-        """Put the counters, scores, weights and population of the checkpoints into what is shared."""
-        cfg, buffers = self.cfg, self.buffers
-        buffers.start = count_start(cfg.run_dir)
-        for policy, (model, state) in enumerate(zip(models, states, strict=True)):
-            if state is not None:
-                buffers.env_steps[0] = max(int(buffers.env_steps[0]), state["env_steps"])
-                buffers.policy_steps[0, policy] = state.get("policy_steps", state["env_steps"])
-                score, sort = checkpoint.best_score(cfg.run_dir, policy)
-                buffers.best_score[policy], buffers.best_sort[policy] = score, sort
-                restore_weights(cfg, policy, buffers.policies[policy].weights, model, state)
-        saved = [state.get("population", {}) if state else {} for state in states]
-        self.population = Population(cfg, buffers, saved) if cfg.with_pbt else None
-
-    def _components(self, resume_from: Sequence[Path | None], cores: list[int | None]) -> list[Component]:
+    def _components(self, plan: Plan) -> list[Component]:
         """List the components, in the order of their turns in serial mode."""
         cfg, buffers = self.cfg, self.buffers
         sampler = buffers.without_weights()
         rollout_niceness, policy_niceness = choose_niceness(cfg, self.devices[0])
         workers = [Component(f"rollout_worker_{worker}", self.rollout_worker_class, (cfg, sampler, worker),
-                             niceness=rollout_niceness, core=cores[worker % len(cores)])
+                             niceness=rollout_niceness, core=plan.cores[worker % len(plan.cores)])
                    for worker in range(cfg.num_workers)]
-        learners = [Component(self._learner_name(policy), self.learner_class,
-                              (cfg, buffers, policy, device, resume_from[policy]))
-                    for policy, device in enumerate(self.devices)]
+        learners = [Component(self._learner_name(policy, learner), self.learner_class,
+                              (cfg, buffers, policy, learner, device, plan.paths[policy]))
+                    for policy, device in enumerate(self.devices) for learner in range(cfg.num_learners)]
         evaluators = [Component("evaluator", Evaluator, (cfg, buffers, self.devices), niceness=10)]
         policy_workers = [Component(f"policy_worker_{self._number(policy)}{worker}", self.policy_worker_class,
                                     (cfg, buffers, policy, device), reports=False, niceness=policy_niceness)
@@ -262,8 +239,9 @@ class Supervisor:
     def _number(self, policy: int) -> str:
         return f"{policy}_" if self.cfg.num_policies > 1 else ""
 
-    def _learner_name(self, policy: int) -> str:
-        return f"learner_{self._number(policy)}".rstrip("_")
+    def _learner_name(self, policy: int, learner: int = 0) -> str:
+        number = f"{learner}" if self.cfg.num_learners > 1 else ""
+        return f"learner_{self._number(policy)}{number}".rstrip("_")
 
     def _send_workers(self, message: tuple[int, int]) -> None:
         for inbox in self.buffers.worker_inboxes:
@@ -275,7 +253,8 @@ class Supervisor:
         for policy in self.buffers.policies:
             for _ in range(self.cfg.policy_workers_per_policy):
                 policy.requests.put((STOP, 0))
-            policy.commands.put((STOP, 0))
+            for commands in policy.commands:
+                commands.put((STOP, 0))
         self.buffers.evaluations.put((STOP, 0))
         late = self.crew.leave(self._receive, STOP_GRACE_SEC)
         if late:
@@ -308,25 +287,33 @@ class Supervisor:
         """Raise `ComponentError` when a component that has something to do has done nothing for too long."""
         counters = {}
         if sampling:
-            counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps.tolist())}
+            counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps[:-1].tolist())}
             for number, policy in enumerate(self.buffers.policies):
+                training = policy.shared_training
+                steps = training.counts[0].tolist() if training else [policy.weights.version]
                 if not policy.trajectories_done.empty():  # else it has nothing to do: its policy may seldom be drawn
-                    counters[self._learner_name(number)] = policy.weights.version
+                    counters |= {self._learner_name(number, learner): count for learner, count in enumerate(steps)}
         if self.evaluating:
             counters["evaluator"] = int(self.buffers.evaluation_steps)
         self.stalls.check(counters)
 
     def _wait_until(self, condition: Callable[[], bool], complaint: str, more_seconds: float = 0.0) -> None:
-        seconds = min(self.cfg.stall_timeout_sec, 30.0 if self.buffers.stopping else math.inf) + more_seconds
+        # a learner that waits for another rank does so until that has sampled its dataset
+        in_a_hurry = self.buffers.stopping and ranks.this_rank().world_size == 1
+        seconds = min(self.cfg.stall_timeout_sec, 30.0 if in_a_hurry else math.inf) + more_seconds
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
                 raise ComponentError(f"{complaint} within {seconds:.0f} s")
             self.crew.advance(self._receive)
 
+    def _meet(self, place: str) -> None:
+        """Wait until all ranks have come so far."""
+        self._wait_until(ranks.arrive(f"{self.buffers.store_prefix}/{place}"), f"not all ranks were {place}")
+
     def _request_save(self, policy: int, reason: int) -> None:
         self.pending_saves += 1
-        self.buffers.policies[policy].commands.put((SAVE, reason))
+        self.buffers.policies[policy].commands[0].put((SAVE, reason))
 
     def _update_population(self) -> None:
         """Let population-based training decide about the policies that are due."""
@@ -357,24 +344,3 @@ class Supervisor:
             self.next_evaluation = self.env_steps
             self._request_evaluation()
         return self.evaluating
-
-
-def check_opponents(cfg: Config, info: EnvInfo) -> None:
-    """Raise `UserError` when there is nobody to play against."""
-    if cfg.self_play_past_fraction and len(info.agents) < 2:
-        raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
-                        "agent")
-
-
-def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],
-                action_space: Any) -> tuple[torch.nn.Module, Path | None, dict[str, Any] | None]:
-    """Make a policy's model, with the weights of its last checkpoint if the run is resumed and has one."""
-    torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
-    algorithm = algorithm_class(cfg.algo)(cfg)
-    model = algorithm.make_model(obs_space, action_space)
-    path = checkpoint.find_checkpoint(cfg.run_dir, policy=policy) if cfg.restart_behavior == "resume" else None
-    state = checkpoint.load_checkpoint(path) if path else None
-    if state is not None:
-        checkpoint.load_weights(model, state, path, cfg.algo)
-        check_optimizer(algorithm.make_optimizer(model.parameters()), state)
-    return model, path, state

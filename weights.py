@@ -5,8 +5,8 @@ learner fills the older copy and then counts one publication more, which makes i
 newest one and looks at the count again: only if the learner has begun to write into that copy meanwhile, it reads once
 more. So whoever dies or freezes, at whatever moment, holds nothing that another waits for.
 
-Beside them lie the frozen snapshots for self-play. Used by `runtime/training_state.py` (writes),
-`policy_worker.py` and `runtime/evaluator.py` (read). Read next: `rollout_worker.py`.
+Beside them lie the frozen snapshots for self-play. Used by the learner (`runtime/training_state.py` and `reducer.py`,
+write), `policy_worker.py` and `runtime/evaluator.py` (read). Read next: `rollout_worker.py`.
 """
 
 import copy

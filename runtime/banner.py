@@ -31,7 +31,8 @@ def describe_run(cfg: Config, info: EnvInfo, devices: Sequence[torch.device], mo
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     lines += [
         f"{mode}: {cfg.num_workers} rollout workers x {cfg.num_envs_per_worker} environments in "
-        f"{cfg.worker_num_splits} split(s), {policies}{cfg.policy_workers_per_policy} policy worker(s), 1 learner; "
+        f"{cfg.worker_num_splits} split(s), {policies}{cfg.policy_workers_per_policy} policy worker(s), "
+        f"{cfg.num_learners} learner(s); "
         f"{cpu_cores()} cores, {memory:.0f} GiB, "
         f"networks on {', '.join(dict.fromkeys(map(str, devices)))} in {precision_of(cfg, info, devices)}",
         f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "

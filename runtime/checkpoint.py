@@ -3,7 +3,7 @@
 A checkpoint is one file of plain numbers, tensors and dicts. Its name carries its age,
 `checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt` with its score (from
 the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, and `donor.pt`,
-which another policy copies. Used by `training_state.py` and `evaluator.py` (write), `supervisor.py` (resume) and
+which another policy copies. Written by `training_state.py` and `evaluator.py`, read by `plan.py` (resume) and
 `evaluate.py`.
 """
 

@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 
 from config import MAX_POLICIES, Config, cpu_cores, max_workers
+from runtime.ranks import this_rank
 from runtime.user_error import UserError
 
 MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
@@ -55,8 +56,12 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     without_gpu = settings.pop("without_gpu", {})
     if not machine.num_gpus and not NETWORK_SETTINGS & given.keys():
         settings |= without_gpu
+    if (machine.num_gpus or this_rank().world_size > 1 or given.get("with_pbt") or given.get("serial_mode")
+            or not given.get("async_rl", True)):
+        settings.pop("num_learners", None)  # where several cannot be
+    num_learners = max(1, given.get("num_learners", settings.get("num_learners", 1)))
     num_policies = min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
-    num_workers = max(1, given.get("num_workers", min(machine.cores, max_workers(num_policies))))
+    num_workers = max(1, given.get("num_workers", min(machine.cores, max_workers(num_policies, num_learners))))
     settings["num_workers"] = num_workers
     settings["policy_workers_per_policy"] = max(1, machine.cores // (CORES_PER_POLICY_WORKER * num_policies))
     num_envs = settings.pop("num_envs")
@@ -71,7 +76,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
         while num_envs * settings["rollout"] >= 1.5 * dataset and settings["rollout"] > MIN_ROLLOUT and not has_memory:
             settings["rollout"] //= 2
         # training takes two thirds of the CPU; it has a thread for each part of a minibatch
-        settings["learner_threads"] = 1 if machine.num_gpus else max(1, math.ceil(0.7 * machine.cores))
+        settings["learner_threads"] = 1 if machine.num_gpus else math.ceil(0.7 * machine.cores / num_learners)
     per_worker = num_envs / num_workers
     if not large_observations:
         per_worker = max(per_worker, min(per_worker * num_policies, MAX_SLOTS_BY_DEFAULT / num_policies))
@@ -102,7 +107,7 @@ def choose_device(name: str, policy: int = 0) -> torch.device:
     Raises `UserError` for a device that is not there.
     """
     if name in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.device("cuda", policy % torch.cuda.device_count())
+        return torch.device("cuda", (policy + this_rank().local_rank) % torch.cuda.device_count())
     try:
         device = torch.device("cpu" if name == "auto" else name)
         torch.empty(0, device=device)

@@ -1,6 +1,8 @@
 """What a run takes of the machine's memory, estimated before anything is allocated. Used by `supervisor.py`."""
 
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -10,6 +12,7 @@ from envs.flat_spaces import ACTION_MASK, num_options
 from envs.vector_env import EnvInfo
 from learner import CPU_BYTES_PER_PASS
 from normalizers import one_hot_bytes
+from runtime.ranks import from_rank_0, this_rank
 from runtime.user_error import UserError
 from shared_buffers import num_bytes, trajectory_specs
 
@@ -25,28 +28,51 @@ def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], model
     slots = cfg.num_workers * cfg.num_envs_per_worker * len(info.agents)
     for kind, model, device in zip(kind_of_policy, models, devices, strict=True):
         specs = trajectory_specs(cfg, *info.kinds[kind], model.state_size)
-        total += num_bytes(specs, slots + 2 * cfg.trajectories_per_dataset)
-        # weights: published twice, of each worker, of the learner with gradients and both moments of Adam; snapshots
-        copies = 6 + cfg.policy_workers_per_policy
+        total += num_bytes(specs, slots + 2 * cfg.num_learners * cfg.trajectories_per_dataset)
+        copies = copies_of_weights(cfg)
         if cfg.self_play_past_fraction:
             copies += cfg.self_play_snapshots * (1 + cfg.policy_workers_per_policy)
         if device.type == "cpu":
             total += copies * 4 * sum(tensor.numel() for tensor in model.state_dict().values())
             if any(len(space.shape) == 3 for space in info.kinds[kind][0].values()):
-                total += ACTIVATIONS * CPU_BYTES_PER_PASS * cfg.learner_threads
+                total += ACTIVATIONS * CPU_BYTES_PER_PASS * cfg.learner_threads * cfg.num_learners
             # one-hot vectors of a minibatch, which the learner keeps until its gradient is there, and of all agents
             rows = cfg.trajectories_per_minibatch * (cfg.rollout + 1) + slots
             total += one_hot_bytes(info.kinds[kind][0]) * rows
     if not cfg.serial_mode:
-        total += (cfg.num_workers + len(models) * (1 + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
+        total += (cfg.num_workers + len(models) * (cfg.num_learners + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
     return total
 
 
-def check_memory(cfg: Config, needed: int, needed_by: Callable[[int], int]) -> None:
-    """Raise `UserError` when a run needs more memory than the machine has left; needed_by(P): with P policies."""
-    available = psutil.virtual_memory().available
+def copies_of_weights(cfg: Config) -> int:
+    """Count: published twice, both moments of Adam; shared, and with gradients of each learner; of policy workers."""
+    return 4 + (cfg.num_learners > 1) + 2 * cfg.num_learners + cfg.policy_workers_per_policy
+
+
+def available_memory(store_prefix: str) -> int:
+    """Return the bytes of memory that are left for this rank."""
+    return share_of_rank(f"{store_prefix}/memory", psutil.virtual_memory().available)
+
+
+def available_shared_memory(store_prefix: str) -> int:
+    """Return the bytes of shared memory that are left for this rank (in containers /dev/shm often has 64 MB)."""
+    try:
+        stat = os.statvfs("/dev/shm")  # where Linux keeps shared memory
+    except OSError:
+        return sys.maxsize
+    return share_of_rank(f"{store_prefix}/shared_memory", stat.f_bavail * stat.f_frsize)
+
+
+def share_of_rank(key: str, free: int) -> int:
+    """Return an equal share of what rank 0 finds free, before any rank takes some."""
+    return int(from_rank_0(key, free)) // this_rank().local_world_size
+
+
+def check_memory(cfg: Config, needed_by: list[int], available: int) -> None:
+    """Raise `UserError` when a run needs more bytes than are available; needed_by: with the first policy, two, ..."""
+    needed = needed_by[-1]
     if needed > available:
-        fewer = [count for count in range(1, cfg.num_policies) if needed_by(count) <= available]
+        fewer = [count for count, by in enumerate(needed_by, 1) if by <= available]
         cure = f"use --num_policies={fewer[-1]}, or lower" if fewer else "lower"
         what = f"--num_policies={cfg.num_policies}" if cfg.num_policies > 1 else "the run"
         raise UserError(f"{what} needs about {needed / 1e9:.1f} GB of memory ({needed:,} "
@@ -54,13 +80,25 @@ def check_memory(cfg: Config, needed: int, needed_by: Callable[[int], int]) -> N
                         "--batch_size")
 
 
-def check_one_hot(cfg: Config, info: EnvInfo) -> None:
+def check_shared_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module],
+                        available: int) -> None:
+    """Raise `UserError` when the trajectories need more bytes of shared memory than are available."""
+    slots = cfg.num_workers * cfg.num_envs_per_worker * len(info.agents)
+    needed = sum(num_bytes(trajectory_specs(cfg, *info.kinds[kind], model.state_size), slots)
+                 for kind, model in zip(kind_of_policy, models, strict=True))
+    if needed > available and not cfg.serial_mode:
+        raise UserError(
+            f"the trajectories need {needed / 1e6:.0f} MB of shared memory, /dev/shm has "
+            f"{available / 1e6:.0f} MB free; lower --num_envs_per_worker, --num_workers or --rollout, or enlarge it "
+            "(docker run --shm-size=2g)")
+
+
+def check_one_hot(cfg: Config, info: EnvInfo, available: int) -> None:
     """Raise `UserError` when the first layer of the network for a large Discrete observation alone is too large."""
-    available = psutil.virtual_memory().available
     for obs_space, _ in info.kinds:
         for name, space in obs_space.items():
             size = sum(num_options(space)) * (cfg.encoder_mlp_layers[0] if cfg.encoder_mlp_layers else 1)
-            needed = 4 * size * (6 + cfg.policy_workers_per_policy)  # as in `estimate_memory`
+            needed = 4 * size * copies_of_weights(cfg)
             if name != ACTION_MASK and needed > available:
                 raise UserError(f"observation '{name}' has {sum(num_options(space)):,} options; as one-hot vectors "
                                 f"they need a network of {needed / 1e9:,.0f} GB, {available / 1e9:.0f} GB are free; "

@@ -7,6 +7,7 @@ from typing import Any
 
 from config import Config
 
+TOTALS = ("sgd_steps", "env_steps_trained")  # of all learners of the policy
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
 MIN_BEST_SEC = 1.0  # between two saves of a new best score
 BEST_SHARE = 0.02  # of the learner's time that these saves may take
@@ -70,8 +71,9 @@ class PolicyRecords:
         self.num_episodes += 1
 
     def add_training(self, stats: dict[str, float]) -> None:
-        self.training.append(stats)
-        self.latest = stats
+        totals = {name: max(stats[name], self.latest.get(name, 0)) for name in TOTALS}  # of whichever learner
+        self.latest = stats | totals
+        self.training.append(self.latest)
         self.lag_sum += stats["policy_lag_mean"]
         self.lag_max = max(self.lag_max, stats["policy_lag_max"])
         self.num_datasets += 1
@@ -90,7 +92,7 @@ class PolicyRecords:
             row["win_rate_vs_past"] = self.win_rate
         for name in self.latest if self.training else ():
             values = [stats[name] for stats in self.training]
-            row[name] = values[-1] if name in ("sgd_steps", "env_steps_trained", "learning_rate") else (
+            row[name] = values[-1] if name in (*TOTALS, "learning_rate") else (
                 max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else mean(values))
         row.setdefault("sgd_steps", self.latest["sgd_steps"])
         row |= self.evaluation

@@ -24,6 +24,7 @@ from config import Config
 from runtime import checkpoint
 from runtime.files import write_atomically
 from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean
+from runtime.ranks import this_rank
 from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
 
 BEST_LINE_SEC = 20.0  # a new best checkpoint is told in a line at most this often
@@ -73,7 +74,7 @@ class Records:
             self.line_open = False
         for line in text.splitlines():
             self.log_file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-            if to_console:
+            if to_console and this_rank().rank == 0:  # it speaks for all
                 print(line, flush=True)
 
     def log_failure(self, error: BaseException) -> None:
@@ -274,6 +275,8 @@ class Records:
 
     def _show_progress(self, row: dict[str, Any]) -> None:
         """Say in one line how far the run has come; in a terminal each line takes the place of the one before."""
+        if this_rank().rank:
+            return
         steps_left = (self.goal - row["env_steps"]) * self.cfg.env_frameskip / max(row["fps"], 1e-9)
         seconds_left = min(max(steps_left, 0), self.cfg.train_for_seconds - self.wall_sec)
         percent = 100 * max(row["env_steps"] / self.goal, self.wall_sec / self.cfg.train_for_seconds)

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from config import Config, tunable
+from reducer import Reducer
 from runtime import checkpoint
+from runtime.ranks import this_rank
 from runtime.user_error import UserError
 from shared_buffers import SAVE_BEST, SAVE_DONOR, SAVE_MILESTONE, SharedBuffers
 from weights import SharedWeights
@@ -23,13 +25,21 @@ class TrainingState:
     """The state of the training of one policy."""
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, model: torch.nn.Module,
-                 optimizer: torch.optim.Optimizer, report: Callable[[tuple], None], resume_from: Path | None) -> None:
-        """Begin with the published weights and, when resuming, the rest of a checkpoint."""
+                 optimizer: torch.optim.Optimizer, report: Callable[[tuple], None], resume_from: Path | None,
+                 is_first: bool = True) -> None:
+        """Begin with the published weights and, when resuming, the rest of a checkpoint.
+
+        is_first: of several learners of one policy the first one keeps the files and the snapshots.
+        """
         self.cfg, self.buffers, self.policy, self.report = cfg, buffers, policy, report
         self.model, self.optimizer = model, optimizer
         self.weights = buffers.policies[policy].weights
         self.folder = checkpoint.policy_dir(cfg.run_dir, policy)
         self.weights.refresh(model)
+        # env_steps, and decisions of all agents that have played this policy, as of the dataset that is trained on
+        self.sampled = self.count_sampled()
+        self.sampled_before = self.count_sampled(slice(-1, None))  # in earlier starts of the run
+        self.has_ended = False  # no rank begins another dataset
         self.sgd_steps = 0  # also the version of the published weights
         self.decisions_trained = 0
         self.learning_rate = cfg.learning_rate
@@ -38,19 +48,21 @@ class TrainingState:
             self.configure()
         if resume_from is not None:
             self.load_state_dict(checkpoint.load_checkpoint(resume_from))
-        else:  # of a run that ended before it could be resumed
+        elif is_first:  # of a run that ended before it could be resumed
             checkpoint.prune_checkpoints(self.folder, 0, "snapshot")
             (self.folder / checkpoint.BEST).unlink(missing_ok=True)
         # in decisions of the policy; the first opponent of a new run is its beginning, a resumed run has some already
         self.next_snapshot = self.snapshot_after() if self.weights.num_snapshots else 0
-        self.take_snapshot()
+        if is_first:
+            self.take_snapshot()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a checkpoint holds; the tensors are the live ones."""
         optimizer = self.optimizer.state_dict() | {"class": type(self.optimizer).__name__}
+        env_steps, policy_steps = self.count_sampled().tolist()
         return {"algo": self.cfg.algo, "model": self.model.state_dict(), "optimizer": optimizer,
-                "sgd_steps": self.sgd_steps, "env_steps": int(self.buffers.env_steps.sum()),
-                "policy_steps": self.policy_steps, "env_steps_trained": self.decisions_trained,
+                "sgd_steps": self.sgd_steps, "env_steps": env_steps, "policy_steps": policy_steps,
+                "env_steps_trained": self.decisions_trained,
                 "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
                 "population": self.place_in_population}
 
@@ -70,10 +82,41 @@ class TrainingState:
         """Take over what an optimizer has learned, but not its settings."""
         self.optimizer.load_state_dict(state | {"param_groups": self.optimizer.state_dict()["param_groups"]})
 
+    def count_sampled(self, rows: slice = slice(None)) -> torch.Tensor:
+        """Count env_steps, and decisions of the policy, sampled so far; in the last row are those sampled elsewhere."""
+        return torch.stack([self.buffers.env_steps[rows].sum(), self.buffers.policy_steps[rows, self.policy].sum()])
+
     @property
     def policy_steps(self) -> int:
-        """Count the decisions of all agents that have played this policy."""
-        return int(self.buffers.policy_steps[:, self.policy].sum())
+        """Count the decisions of all agents that have played this policy, until the last dataset."""
+        return int(self.sampled[1])
+
+    # ---- other learners ------------------------------------------------------------------------------------------
+
+    def agree(self, reducer: Reducer) -> bool:
+        """Tell the other ranks what was sampled here and whether this one ends, before each dataset; learn the same.
+
+        When one ends, all do. Returns False then.
+        """
+        if self.has_ended:
+            return False
+        own = self.count_sampled(slice(-1))
+        news = torch.cat([torch.tensor([int(self.buffers.training_over), self.sgd_steps]), own])
+        ranks = torch.stack(reducer.gather(news))
+        assert (ranks[:, 1] == self.sgd_steps).all(), f"the ranks are apart: {ranks[:, 1].tolist()} SGD steps"
+        self.sampled = self.sampled_before + ranks[:, 2:].sum(0)
+        self.buffers.env_steps[-1], self.buffers.policy_steps[-1, self.policy] = self.sampled - own
+        self.has_ended = bool(ranks[:, 0].any())
+        if self.has_ended:
+            self.buffers.training_over.fill_(True)
+        return not self.has_ended
+
+    def take_over(self, reducer: Reducer) -> None:
+        """Take over what other learners have done to the same weights."""
+        self.sgd_steps, self.decisions_trained = reducer.take_over(
+            self.model, self.weights, (self.sgd_steps, self.decisions_trained))
+
+    # ---- files ---------------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
         """Make the weights the newest ones."""
@@ -90,8 +133,9 @@ class TrainingState:
         names = {SAVE_BEST: checkpoint.BEST, SAVE_DONOR: checkpoint.DONOR,
                  SAVE_MILESTONE: checkpoint.checkpoint_name("milestone", state)}
         path = self.folder / names.get(reason, checkpoint.checkpoint_name("checkpoint", state))
-        checkpoint.save_checkpoint(state, path)
-        checkpoint.prune_checkpoints(self.folder, self.cfg.keep_checkpoints)
+        if this_rank().rank == 0:  # all have the same
+            checkpoint.save_checkpoint(state, path)
+            checkpoint.prune_checkpoints(self.folder, self.cfg.keep_checkpoints)
         self.report(("saved", self.policy, reason, path.name, time.monotonic() - started))
 
     # ---- population ----------------------------------------------------------------------------------------------
@@ -102,6 +146,7 @@ class TrainingState:
         shaping = dict(zip(self.buffers.shaping_names, self.buffers.shaping[self.policy].tolist(), strict=True))
         self.place_in_population = {"settings": values, "shaping": shaping,
                                     "last_update": int(self.buffers.last_update[self.policy])}
+        self.sampled = self.count_sampled()
         is_new = values["learning_rate"] != self.cfg.learning_rate
         kinds = {field.name: field.type for field in dataclasses.fields(self.cfg)}
         self.cfg = dataclasses.replace(self.cfg, **{name: kinds[name](value) for name, value in values.items()})
@@ -157,7 +202,7 @@ class TrainingState:
 
     def linear_rate(self) -> float:
         """Return the rate that falls from its initial value to 0 over the env_steps of the whole run."""
-        return self.cfg.learning_rate * max(0.0, 1 - int(self.buffers.env_steps.sum()) / self.cfg.train_for_env_steps)
+        return self.cfg.learning_rate * max(0.0, 1 - int(self.sampled[0]) / self.cfg.train_for_env_steps)
 
 
 def kl_adaptive_rate(rate: float, kl: float, threshold: float, smallest: float, largest: float) -> float:
@@ -181,10 +226,11 @@ def restore_weights(cfg: Config, policy: int, weights: SharedWeights, model: tor
     """Publish the weights of a checkpoint, and the snapshots that lie beside it."""
     if cfg.self_play_past_fraction:
         folder = checkpoint.policy_dir(cfg.run_dir, policy)
-        for path in list(folder.glob("snapshot_*.pt")):
-            if int(path.name.split("_")[1]) > state["sgd_steps"]:  # it came after the checkpoint, before a crash
+        newer = {path for path in folder.glob("snapshot_*.pt") if int(path.name.split("_")[1]) > state["sgd_steps"]}
+        if this_rank().rank == 0:
+            for path in newer:  # they came after the checkpoint, before a crash
                 path.unlink()
-        for path in sorted(folder.glob("snapshot_*.pt"))[-cfg.self_play_snapshots:]:
+        for path in sorted(set(folder.glob("snapshot_*.pt")) - newer)[-cfg.self_play_snapshots:]:
             snapshot = checkpoint.load_checkpoint(path)
             checkpoint.load_weights(model, snapshot, path, cfg.algo)
             weights.add_snapshot(model, snapshot["sgd_steps"])

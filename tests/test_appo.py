@@ -209,7 +209,7 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
             in_transit.append(num_waiting(shared.trajectories_done))
             return super().sgd_step(data)
 
-    learner = SlowLearner(cfg, buffers, 0, CPU, None, lambda report: reports.append(report[2]))
+    learner = SlowLearner(cfg, buffers, 0, 0, CPU, None, lambda report: reports.append(report[2]))
     components = [learner, PolicyWorker(cfg, buffers, 0, CPU),
                   *(RolloutWorker(cfg, buffers, worker, lambda report: None, make_counting_env) for worker in range(2))]
     threads = [threading.Thread(target=component.run) for component in components]
@@ -222,7 +222,7 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
         time.sleep(0.05)
     most_in_transit = max(in_transit)
     buffers.stopping.fill_(True)
-    for messages in (*buffers.worker_inboxes, shared.requests, shared.commands):
+    for messages in (*buffers.worker_inboxes, shared.requests, *shared.commands):
         messages.put((STOP, 0))
     for thread in threads:
         thread.join(30)

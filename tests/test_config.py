@@ -317,15 +317,18 @@ def test_help_leaves_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--num_envs_per_worker" in capsys.readouterr().out
 
 
-def test_at_its_limits_a_run_hands_over_no_more_file_descriptors_than_a_child_can_take() -> None:
+@pytest.mark.parametrize(("policies", "settings"), [(MAX_POLICIES, {"with_pbt": True}), (10, {"num_learners": 2})])
+def test_at_its_limits_a_run_hands_over_no_more_file_descriptors_than_a_child_can_take(
+        policies: int, settings: dict[str, Any]) -> None:
     """256 at once are the limit of the fork server, which takes 4 itself; the pipe of the reports is one more."""
-    cfg = make_config({"env": "tiny", "num_policies": MAX_POLICIES, "num_workers": max_workers(MAX_POLICIES),
-                       "num_envs_per_worker": 1, "worker_num_splits": 1, "with_pbt": True, "rollout": 2,
-                       "batch_size": 2, "encoder_mlp_layers": (2,), "device": "cpu"})
+    num_workers = max_workers(policies, settings.get("num_learners", 1))
+    cfg = make_config({"env": "tiny", "num_policies": policies, "num_workers": num_workers, "num_envs_per_worker": 1,
+                       "worker_num_splits": 1, "rollout": 2, "batch_size": 2, "encoder_mlp_layers": (2,),
+                       "device": "cpu"}, settings)
     obs_space = {"obs": spaces.Box(-1, 1, (1,), np.float32), "action_mask": spaces.MultiBinary(2)}
     model = make_model(cfg, obs_space, spaces.Discrete(2))
     info = EnvInfo(["agent"], [0], [(obs_space, spaces.Discrete(2))], {"pay": 1.0})
-    buffers = SharedBuffers(cfg, info, [0] * MAX_POLICIES, [model] * MAX_POLICIES, [torch.device("cpu")] * MAX_POLICIES,
+    buffers = SharedBuffers(cfg, info, [0] * policies, [model] * policies, [torch.device("cpu")] * policies,
                             multiprocessing.get_context("forkserver"))
     handed_over = []
 

@@ -60,7 +60,7 @@ class Rig:
             self.buffers.env_steps[0] = state["env_steps"]
             self.shared.weights.publish(model, state["sgd_steps"])
         self.reports: list[tuple] = []
-        self.learner = Learner(self.cfg, self.buffers, 0, CPU, resume_from, self.reports.append)
+        self.learner = Learner(self.cfg, self.buffers, 0, 0, CPU, resume_from, self.reports.append)
         self.state, self.feed = self.learner.state, self.learner.feed
         self.policy_worker = PolicyWorker(self.cfg, self.buffers, 0, CPU)
 
@@ -605,7 +605,8 @@ def test_linear_decay_reaches_0_exactly_at_the_last_env_step_and_stops_learning_
     rig = Rig(lr_schedule="linear_decay", train_for_env_steps=1000, learning_rate=0.008, num_workers=2,
               num_envs_per_worker=2)
     for sampled, expected in [(0, 0.008), (250, 0.006), (500, 0.004), (1000, 0.0), (1010, 0.0)]:
-        rig.buffers.env_steps[:] = torch.tensor([sampled - sampled // 5, sampled // 5])  # of both rollout workers
+        rig.buffers.env_steps[:-1] = torch.tensor([sampled - sampled // 5, sampled // 5])  # of both workers
+        rig.state.agree(rig.learner.reducer)
         rig.state.update_learning_rate([])
         assert rig.state.learning_rate == pytest.approx(expected, abs=1e-12)
         assert sampled < 1000 or rig.state.learning_rate == 0.0
@@ -708,7 +709,7 @@ def test_one_hot_vectors_are_in_the_memory_estimate() -> None:
 
     kept: dict[int, int] = {}  # bytes of the vectors, by their place in memory
     cfg, buffers, _ = make(8, 64)
-    learner = Learner(cfg, buffers, 0, CPU, None, lambda report: None)
+    learner = Learner(cfg, buffers, 0, 0, CPU, None, lambda report: None)
     data = {name: tensor[:8].clone() for name, tensor in buffers.trajectories_of(0).items()}
     data["valid"][:] = True
     with torch.autograd.graph.saved_tensors_hooks(
@@ -850,7 +851,7 @@ def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
         deadline = time.monotonic() + 10
         while len(given_back) < 6 and time.monotonic() < deadline:
             given_back.extend(slot for _, *slots in drain(rig.buffers.worker_inboxes[0]) for slot in slots)
-        rig.shared.commands.put((STOP, 0))
+        rig.shared.commands[0].put((STOP, 0))
 
     rig.learner.report = stop
     rig.learner.run()

@@ -10,8 +10,8 @@ from runtime.machine import Machine, automatic
 MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128) for gpus in (0, 1, 2)]
 
 
-def settings_of(machine: Machine, family: str, given: dict) -> dict:
-    return automatic(machine, family_profile(family, "appo"), given, large_observations=family in LARGE_OBSERVATIONS)
+def settings_of(machine: Machine, family: str, given: dict, algo: str = "appo") -> dict:
+    return automatic(machine, family_profile(family, algo), given, large_observations=family in LARGE_OBSERVATIONS)
 
 
 @pytest.mark.parametrize("family", PROFILES)
@@ -33,6 +33,29 @@ def test_settings_are_valid_what_was_given_stays_and_environments_are_spread_ove
         rounding = cfg.num_workers * cfg.worker_num_splits / 2
         assert (abs(cfg.num_workers * cfg.num_envs_per_worker - num_envs) <= rounding
                 or cfg.num_envs_per_worker == cfg.worker_num_splits), "one for each split is the least"
+
+
+@pytest.mark.parametrize("family", PROFILES)
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+@pytest.mark.parametrize("algo", ["impala", "a3c"])
+def test_other_algorithms_have_valid_settings_and_only_a3c_without_a_gpu_several_learners(
+        family: str, machine: Machine, algo: str) -> None:
+    settings = settings_of(machine, family, {}, algo)
+    cfg = make_config({"algo": algo}, settings)
+    assert cfg.num_learners == (2 if algo == "a3c" and not machine.num_gpus else 1)
+    assert cfg.learner_threads * cfg.num_learners < max(machine.cores, 2) + cfg.num_learners
+
+
+@pytest.mark.parametrize("given", [{"serial_mode": True}, {"async_rl": False}, {"with_pbt": True, "num_policies": 2}],
+                         ids=str)
+def test_a3c_has_one_learner_where_there_cannot_be_more(given: dict) -> None:
+    cfg = make_config({"algo": "a3c"}, settings_of(Machine(2, 0), "atari", given, "a3c"), given)
+    assert cfg.num_learners == 1
+
+
+def test_a3c_has_one_learner_in_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "num_learners" not in settings_of(Machine(2, 0), "atari", {}, "a3c")
 
 
 def test_two_cores_get_what_was_measured_there() -> None:

@@ -40,13 +40,13 @@ from pbt import assign_kinds
 from runtime import crew, memory
 from runtime.checkpoint import DONOR, find_checkpoint, load_checkpoint, policy_dir
 from runtime.machine import choose_device
+from runtime.plan import load_policy
 from runtime.population import Population
 from runtime.records import Records, cut_lost_rows
 from runtime.run_folder import configure
 from runtime.training_state import TrainingState
 from runtime.user_error import UserError
 from shared_buffers import SAVE_DONOR
-from supervisor import load_policy
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,

@@ -81,7 +81,7 @@ class Rig:
         self.buffers = make_buffers(self.cfg, OBS, ACTIONS, model)
         self.shared, self.trajectories = self.buffers.policies[0], self.buffers.trajectories_of(0)
         self.policy_worker = PolicyWorker(self.cfg, self.buffers, 0, CPU)
-        self.learner = Learner(self.cfg, self.buffers, 0, CPU, None, lambda report: None)
+        self.learner = Learner(self.cfg, self.buffers, 0, 0, CPU, None, lambda report: None)
         self.learner.steps_per_pass = 20  # so that every minibatch is evaluated in several parts
 
     def sample(self, num_trajectories: int) -> list[list[dict[str, Tensor]]]:

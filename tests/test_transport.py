@@ -28,8 +28,8 @@ def hit(component: Any, inbox: Inbox, *, call: int) -> None:
     """Let the signal that the experiment is named after hit this process when it has taken messages that often."""
     get, calls = inbox.get, []
 
-    def count() -> Any:
-        messages = get()
+    def count(*args: Any) -> Any:
+        messages = get(*args)
         calls.append(None)
         if len(calls) == call:
             os.kill(os.getpid(), getattr(signal, component.cfg.experiment))

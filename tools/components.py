@@ -87,8 +87,8 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
     device = choose_device(cfg.device)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         alone = dataclasses.replace(cfg, train_dir=folder, serial_mode=True, async_rl=True, learner_threads=1,
-                                    num_policies=1, with_pbt=False, self_play_past_fraction=0.0, policy_mapping="",
-                                    num_workers=max(2, min(cfg.num_workers, 4)))
+                                    num_learners=1, num_policies=1, with_pbt=False, self_play_past_fraction=0.0,
+                                    policy_mapping="", num_workers=max(2, min(cfg.num_workers, 4)))
         alone.run_dir.mkdir(parents=True)
         info = probe(alone)
         if len(info.kinds) > 1:
@@ -98,7 +98,7 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
         buffers = SharedBuffers(alone, info, [0], [model], [device], None)
         workers = [RolloutWorker(alone, buffers, worker, lambda report: None) for worker in range(alone.num_workers)]
         server = PolicyWorker(alone, buffers, 0, device)
-        learner = Learner(alone, buffers, 0, device, None, lambda report: None)
+        learner = Learner(alone, buffers, 0, 0, device, None, lambda report: None)
         fill_slots(buffers, workers, server)
         # one batch: while one half of the environments is stepped, the policy workers share the other's requests
         requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]

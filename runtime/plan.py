@@ -1,0 +1,101 @@
+"""What a run is made of: all that can be found out, and refused, before anything is allocated or written.
+
+Also how a resumed run gets back what its checkpoints hold. Used by `supervisor.py`.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from config import Config, algorithm_class
+from envs.families import probe
+from envs.vector_env import EnvInfo
+from pbt import assign_kinds
+from runtime import checkpoint
+from runtime.machine import choose_cores, choose_device
+from runtime.memory import (
+    available_memory,
+    available_shared_memory,
+    check_memory,
+    check_one_hot,
+    check_shared_memory,
+    estimate_memory,
+)
+from runtime.seeding import NETWORK, derive_seed
+from runtime.training_state import check_optimizer, restore_weights
+from runtime.user_error import UserError
+from shared_buffers import SharedBuffers, check_num_slots
+
+
+class Plan(NamedTuple):
+    """What a run is made of."""
+
+    info: EnvInfo
+    cores: list[int | None]  # to which rollout workers are bound
+    num_bytes: int  # of memory that the run needs, about
+    # of each policy
+    devices: list[torch.device]
+    kinds: list[int]
+    models: list[torch.nn.Module]
+    paths: list[Path | None]  # the checkpoint with which a resumed run goes on
+    states: list[dict[str, Any] | None]  # what that holds
+
+    @property
+    def places(self) -> list[dict[str, Any]]:
+        """Return `TrainingState.place_in_population` of each policy, as saved."""
+        return [(state or {}).get("population", {}) for state in self.states]
+
+
+def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix: str) -> Plan:
+    """Find out what a run is made of. Raises `UserError` for what is impossible.
+
+    Args:
+        cfg: the settings of this rank. run_cfg: those of the run, in whose folder the checkpoints are.
+        given: those that the user has given. store_prefix: where the ranks find each other.
+    """
+    devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
+    if cfg.num_learners > 1 and devices[0].type != "cpu":
+        raise UserError(f"--num_learners={cfg.num_learners} shares weights in the memory of the CPU; set --device=cpu")
+    info = probe(cfg, must_play_ahead=given.get("decorrelate_experience_max_seconds", 0) > 0)
+    if cfg.self_play_past_fraction and len(info.agents) < 2:
+        raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
+                        "agent")
+    available = available_memory(store_prefix)
+    check_one_hot(cfg, info, available)
+    kinds = assign_kinds(cfg, info)
+    models, paths, states = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
+                                            for policy, kind in enumerate(kinds)), strict=True))
+    check_num_slots(cfg, len(info.agents))
+    needed = [estimate_memory(cfg, info, kinds[:count], models[:count], devices[:count])
+              for count in range(1, cfg.num_policies + 1)]
+    check_memory(cfg, needed, available)
+    check_shared_memory(cfg, info, kinds, models, available_shared_memory(store_prefix))
+    return Plan(info, choose_cores(cfg), needed[-1], devices, kinds, models, paths, states)
+
+
+def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],
+                action_space: Any) -> tuple[torch.nn.Module, Path | None, dict[str, Any] | None]:
+    """Make a policy's model, with the weights of its last checkpoint if the run is resumed and has one."""
+    torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
+    algorithm = algorithm_class(cfg.algo)(cfg)
+    model = algorithm.make_model(obs_space, action_space)
+    path = checkpoint.find_checkpoint(cfg.run_dir, policy=policy) if cfg.restart_behavior == "resume" else None
+    state = checkpoint.load_checkpoint(path) if path else None
+    if state is not None:
+        checkpoint.load_weights(model, state, path, cfg.algo)
+        check_optimizer(algorithm.make_optimizer(model.parameters()), state)
+    return model, path, state
+
+
+def restore(cfg: Config, buffers: SharedBuffers, plan: Plan) -> None:
+    """Put the counters, scores and weights of a run's checkpoints into what is shared; cfg: the settings of the run."""
+    for policy, (model, state) in enumerate(zip(plan.models, plan.states, strict=True)):
+        if state is not None:
+            buffers.env_steps[-1] = max(int(buffers.env_steps[-1]), state["env_steps"])
+            buffers.policy_steps[-1, policy] = state.get("policy_steps", state["env_steps"])
+            buffers.best_score[policy], buffers.best_sort[policy] = checkpoint.best_score(cfg.run_dir, policy)
+            restore_weights(cfg, policy, buffers.policies[policy].weights, model, state)
+            if cfg.num_learners > 1:
+                counts = torch.tensor([state["sgd_steps"], state["env_steps_trained"]])
+                buffers.policies[policy].shared_training.counts[:, 0] = counts

@@ -1,0 +1,307 @@
+"""Tests of several ranks: their learners, in processes of their own, are one; whole systems under torchrun."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.pool import Pool
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.multiprocessing
+from test_learner import Rig, clone
+from torch import Tensor
+from torch.distributed import TCPStore
+
+from config import make_config
+from runtime import checkpoint
+from runtime.ranks import check_settings, open_store, take_share_of_cores
+from runtime.user_error import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Pool]:
+    with torch.multiprocessing.get_context("spawn").Pool(4) as pool:
+        yield pool
+
+
+def on_ranks(pool: Pool, size: int, act: Callable[..., Any], *args: Any) -> list[Any]:
+    """Return what act(rank, *args) returns in each of so many ranks."""
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    return pool.starmap(as_rank, [(rank, size, server.port, act, args) for rank in range(size)], chunksize=1)
+
+
+def as_rank(rank: int, size: int, port: int, act: Callable[..., Any], args: tuple) -> Any:
+    own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port,
+           "MASTER_ADDR": "localhost"}
+    os.environ |= {name: str(value) for name, value in own.items()}
+    torch.set_num_threads(1)
+    open_store.cache_clear()  # each group of ranks has a store of its own
+    try:
+        return act(rank, *args)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+# ---- learners ----------------------------------------------------------------------------------------------------
+
+
+def train_on_own_data(rank: int, folder: str, empty: tuple[int, int],
+                      settings: dict[str, Any]) -> tuple[int, list[tuple]]:
+    """Train on three datasets; return how many rows were valid, and what all ranks must have in common.
+
+    empty: the rank, and the number of its dataset, without a valid row.
+    """
+    checkpoint.policy_dir(Path(folder, str(rank), "test"), 0).mkdir(parents=True)  # of snapshots
+    rig, seen, valid = Rig(train_dir=f"{folder}/{rank}", **settings), [], 0
+    for dataset in range(3):
+        rig.buffers.env_steps[0] += 1000 + rank
+        rig.buffers.policy_steps[0] += 1000 + rank
+        batch = rig.batch(seed=100 * rank + 10 * dataset)
+        if (rank, dataset) == empty:
+            batch.tensors["valid"].fill_(False)
+        valid += int(batch.tensors["valid"].sum())
+        rig.learner.train(batch)
+        state, weights = rig.state.state_dict(), rig.shared.weights
+        numbers = hashlib.sha256()
+        for tensor in (*state["model"].values(), *(moment for moments in state["optimizer"]["state"].values()
+                                                   for moment in moments.values())):
+            numbers.update(tensor.numpy().tobytes())
+        snapshots = tuple(weights.snapshot_version(number) for number in range(weights.num_snapshots))
+        seen.append((numbers.hexdigest(), rig.state.sgd_steps, rig.state.learning_rate, rig.state.decisions_trained,
+                     int(rig.state.sampled[0]), snapshots))
+    return valid, seen
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("empty", "settings"), [
+    ((1, 1), {"num_epochs": 2, "num_batches_per_epoch": 2, "lr_schedule": "kl_adaptive",
+              "lr_schedule_kl_threshold": 1e-4}),
+    ((0, 0), {"with_vtrace": False, "lr_schedule": "linear_decay", "train_for_env_steps": 100_000}),
+    ((0, 2), {"use_rnn": True, "rnn_size": 8, "algo": "impala", "self_play_past_fraction": 0.5,
+              "self_play_snapshot_every_env_steps": 3500}),
+], ids=["kl_adaptive", "linear_decay", "self_play"])
+def test_after_every_dataset_all_ranks_are_the_same(processes: Pool, tmp_path: Path, size: int, empty: tuple[int, int],
+                                                    settings: dict[str, Any]) -> None:
+    valid, ranks = zip(*on_ranks(processes, size, train_on_own_data, str(tmp_path), empty, settings), strict=True)
+    assert len(set(valid)) > 1
+    assert all(rank == ranks[0] for rank in ranks)
+    hashes, steps, rates, decisions, sampled, snapshots = zip(*ranks[0], strict=True)
+    assert len(set(hashes)) == 3
+    assert len(set(rates)) == (1 if "use_rnn" in settings else 3)
+    per_dataset = settings.get("num_epochs", 1) * settings.get("num_batches_per_epoch", 1)
+    assert steps == (per_dataset, 2 * per_dataset, 3 * per_dataset)
+    assert sampled == tuple(n * sum(1000 + rank for rank in range(size)) for n in (1, 2, 3))
+    assert decisions[-1] == sum(valid)
+    if "use_rnn" in settings:  # due at 0, 3500 and 7000 decisions of all ranks
+        assert snapshots == (((0,), (0, 2), (0, 2)) if size == 2 else ((0, 1), (0, 1, 2), (0, 1, 2, 3)))
+
+
+def exact(rig: Rig, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradients of a minibatch over all ranks, and statistics, in float64."""
+    model, reducer = rig.learner.model.double(), rig.learner.reducer
+    model.arithmetic = torch.float64
+    data = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in data.items()}
+    model.returns.update(*(data[name].T for name in ("rewards", "terminated", "truncated", "valid")), 0.99, reducer)
+    model.update_normalizers({"obs": data["obs/obs"].flatten(0, 1)}, reducer)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
+        patch.setattr(Tensor, "float", Tensor.double)  # what the model converts to
+        stats = rig.learner.backward(clone(data))
+    stats["grad_norm"] = reducer.step(model, torch.optim.SGD(model.parameters(), 0.0), float("inf"))
+    return {name: parameter.grad for name, parameter in model.named_parameters()}, stats
+
+
+def gradients_of_own_half(rank: int, settings: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    rig = Rig(**settings)
+    return exact(rig, rig.minibatch(seed=rank, end=0.1 + 0.2 * rank))
+
+
+@pytest.mark.parametrize("settings", [{}, {"kl_loss_coeff": 0.5, "exploration_loss": "symmetric_kl"},
+                                      {"algo": "impala"}, {"algo": "a3c", "normalize_returns": False}], ids=str)
+def test_gradients_are_those_of_one_learner_on_the_joint_batch(processes: Pool, settings: dict[str, Any]) -> None:
+    ranks = on_ranks(processes, 2, gradients_of_own_half, settings)
+    rig = Rig(**settings)
+    halves = [rig.minibatch(seed=rank, end=0.1 + 0.2 * rank) for rank in range(2)]
+    joint = exact(rig, {name: torch.cat([half[name] for half in halves]) for name in halves[0]})
+    ratios = {"ratio_min", "ratio_max"}  # of each rank's own rows
+    for grads, stats in ranks:
+        torch.testing.assert_close(grads, joint[0], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close({name: stat for name, stat in stats.items() if name not in ratios},
+                                   {name: stat for name, stat in joint[1].items() if name not in ratios},
+                                   rtol=1e-6, atol=1e-9)
+
+
+def leave_or_train(rank: int, leaver: int, datasets: int) -> tuple[int, bool]:
+    """Train on datasets; one rank leaves after so many, the others find out when they have the next."""
+    rig = Rig()
+    for dataset in range(datasets):
+        rig.learner.train(rig.batch(seed=dataset))
+    if rank == leaver:
+        rig.buffers.training_over.fill_(True)
+        rig.state.agree(rig.learner.reducer)
+    else:
+        for _ in range(3):
+            rig.learner.train(rig.batch())
+    return rig.state.sgd_steps, bool(rig.buffers.training_over)
+
+
+def stop_in_the_middle(rank: int) -> tuple[int, int, str]:
+    """Train on a dataset of 12 SGD steps, and on another one; rank 1 is told to stop in the third step."""
+    rig = Rig(num_epochs=6, num_batches_per_epoch=2)
+    take_step = rig.learner.sgd_step
+
+    def step_and_stop(data: dict[str, Tensor]) -> dict[str, Tensor]:
+        if rank == 1 and rig.state.sgd_steps == 2:
+            rig.buffers.stopping.fill_(True)
+        return take_step(data)
+
+    rig.learner.sgd_step = step_and_stop
+    rig.learner.train(rig.batch(seed=rank))
+    after_one = rig.state.sgd_steps
+    rig.learner.train(rig.batch(seed=10 + rank))
+    flat = torch.cat([parameter.detach().flatten() for parameter in rig.learner.model.parameters()])
+    return after_one, rig.state.sgd_steps, hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def test_a_rank_that_stops_within_a_dataset_takes_the_same_steps_as_all(processes: Pool) -> None:
+    ranks = on_ranks(processes, 3, stop_in_the_middle)
+    assert ranks[0][:2] == (4, 5), "one more step, and one of the next dataset"
+    assert ranks == [ranks[0]] * 3
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_when_one_rank_leaves_all_have_taken_the_same_steps(processes: Pool, leaver: int) -> None:
+    assert on_ranks(processes, 3, leave_or_train, leaver, 2) == [(2, True)] * 3
+
+
+# ---- whole systems -----------------------------------------------------------------------------------------------
+
+
+class Run:
+    """Two ranks that train CartPole; whatever becomes of them, they leave nothing behind."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+        self.folder, self.torchrun = folder / "two", subprocess.Popen(
+            [*command, "--env=CartPole-v1", "--device=cpu", "--report_interval_sec=1", f"--train_dir={folder}",
+             "--experiment=two", *flags], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.processes: list[psutil.Process] = []
+
+    def wait_for_rows(self, mean_return: float = 0.0) -> None:
+        """Wait until new figures of training, and such a return, are written; all processes are there then."""
+        deadline = time.monotonic() + 300
+        metrics = self.folder / "metrics.jsonl"
+        before = len(metrics.read_text()) if metrics.exists() else 0
+        rows: list[dict[str, Any]] = []
+        while not any(row["sgd_steps"] and (row["mean_return"] or 0.0) >= mean_return for row in rows):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            written = metrics.read_text()[before:] if metrics.exists() else ""
+            rows = [json.loads(row) for row in written.rpartition("\n")[0].splitlines()]
+        self.processes = psutil.Process(self.torchrun.pid).children(recursive=True)
+
+    def rank(self, number: int) -> psutil.Process:
+        return next(process for process in psutil.Process(self.torchrun.pid).children()
+                    if process.environ()["RANK"] == str(number))
+
+    def end(self, timeout: float = 60) -> str:
+        """Wait for the end of all processes; return what was printed."""
+        try:
+            output = self.torchrun.communicate(timeout=timeout)[0]
+            left = psutil.wait_procs(self.processes, timeout=20)[1]
+        finally:
+            for process in (self.torchrun, *self.processes):
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    process.kill()
+        assert not left
+        assert not Path(tempfile.gettempdir(), f"ranks_of_{self.torchrun.pid}").exists()
+        return output
+
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+
+def test_two_ranks_learn_cartpole_and_end_at_the_same_step_when_stopped(tmp_path: Path) -> None:
+    """Ctrl-C reaches torchrun, which passes it on. What is resumed ends with torchrun."""
+    run = Run(tmp_path, "--train_for_seconds=300", "--eval_every_env_steps=1_000_000_000", "--eval_episodes=3")
+    run.wait_for_rows(475.0)
+    run.torchrun.send_signal(signal.SIGINT)
+    output = run.end()
+    assert "the ranks are apart" not in output
+    assert "failed" not in output, output
+    assert "did not" not in output, output
+    assert output.count("first SGD step") == 1, "rank 0 alone speaks"
+    assert [path.name for path in tmp_path.iterdir()] == ["two"]
+    saved = list((run.folder / "checkpoints" / "policy_00").glob("checkpoint_*.pt"))
+    assert len(saved) == 1, output
+    sgd_steps, env_steps = map(int, re.search(r"_(\d+)_(\d+)", saved[0].name).groups())
+    assert sgd_steps == run.summary()["sgd_steps"]
+    run = Run(tmp_path, "--train_for_seconds=300")
+    run.wait_for_rows()
+    run.torchrun.kill()
+    run.end()
+    assert f"resumed at env_steps={env_steps:,} sgd_steps={sgd_steps:,}" in run.log()
+    assert run.summary()["sgd_steps"] > sgd_steps
+
+
+def test_one_rank_that_is_stopped_ends_all(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--train_for_seconds=300")
+    run.wait_for_rows()
+    run.rank(1).terminate()
+    output = run.end()
+    assert run.torchrun.returncode == 0, output
+    assert run.summary()["sgd_steps"] > 0
+
+
+def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--train_for_seconds=300")
+    run.wait_for_rows()
+    run.rank(1).kill()
+    assert run.end()
+    assert run.torchrun.returncode != 0
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("num_policies", 2), ("async_rl", False), ("serial_mode", True), ("num_learners", 2)])
+def test_what_ranks_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    cfg = dataclasses.replace(make_config({"env": "test"}), **{name: value})
+    with pytest.raises(UserError, match=f"--{name}={value} cannot be used with several ranks"):
+        check_settings(cfg, "")
+
+
+def test_ranks_with_other_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    of_rank_0 = json.dumps(vars(make_config({"env": "test", "gamma": 0.5})))
+    monkeypatch.setattr("runtime.ranks.from_rank_0", lambda key, value: of_rank_0)
+    with pytest.raises(UserError, match=r"--gamma=0.9, rank 0 has 0.5"):
+        check_settings(make_config({"env": "test", "gamma": 0.9, "num_workers": 1}), "")
+
+
+def test_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[set[int]] = []
+    monkeypatch.setattr("runtime.ranks.CORES", [0, 1, 2, 5, 7])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(set(cores)))
+    for rank in range(2):
+        for name, value in (("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", 2)):
+            monkeypatch.setenv(name, str(value))
+        take_share_of_cores()
+    assert taken == [{0, 1}, {2, 5}]

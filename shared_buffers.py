@@ -167,9 +167,14 @@ class Inbox:
 class PolicyBuffers:
     """What belongs to one policy: its inboxes, its weights, and where in the storage of its kind its slots begin."""
 
-    def __init__(self, cfg: Config, kind: int, first_slot: int, num_slots: int, weights: SharedWeights,
-                 shared_training: SharedTraining | None, pipes: Any) -> None:
-        self.kind, self.first_slot, self.weights, self.shared_training = kind, first_slot, weights, shared_training
+    def __init__(self, cfg: Config, kind: int, first_slot: int, num_slots: int, model: nn.Module, device: torch.device,
+                 pipes: Any) -> None:
+        self.kind, self.first_slot = kind, first_slot
+        self.weights = SharedWeights(model, device, cfg.self_play_snapshots if cfg.self_play_past_fraction else 0)
+        self.shared_training: SharedTraining | None = None  # of several learners in this system
+        if cfg.num_learners > 1:
+            make_optimizer = algorithm_class(cfg.algo)(cfg).make_optimizer
+            self.shared_training = SharedTraining(model, make_optimizer, cfg.num_learners)
         self.requests = Inbox(pipes, cfg.num_splits + cfg.policy_workers_per_policy)
         self.trajectories_done = Inbox(pipes, num_slots)
         self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in range(cfg.num_learners)]  # the first one obeys all
@@ -207,16 +212,12 @@ class SharedBuffers:
                         for specs, count in zip(self.specs, counts, strict=True)]
         self.first_slot_of_kind = [sum(counts[:kind]) for kind in range(len(counts))]
 
-        pipes, algorithm = context or multiprocessing, algorithm_class(cfg.algo)(cfg)
-        num_snapshots = cfg.self_play_snapshots if cfg.self_play_past_fraction else 0
+        pipes = context or multiprocessing
         self.policies = []
         for policy, kind in enumerate(kind_of_policy):
             first = self.first_slot_of_kind[kind] + self.num_slots * kind_of_policy[:policy].count(kind)
-            weights = SharedWeights(models[policy], devices[policy], num_snapshots)
-            training = None
-            if cfg.num_learners > 1:
-                training = SharedTraining(models[policy], algorithm.make_optimizer, cfg.num_learners)
-            self.policies.append(PolicyBuffers(cfg, kind, first, self.num_slots, weights, training, pipes))
+            self.policies.append(
+                PolicyBuffers(cfg, kind, first, self.num_slots, models[policy], devices[policy], pipes))
         answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
         self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
         self.evaluations = Inbox(pipes, MAX_COMMANDS)

@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
     "num_learners": 2, "num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 7e-4}
 PROFILES: dict[str, dict[str, Any]] = {
     "atari": COMMON | {"rollout": 16, "batch_size": 256, "normalize_returns": False},
-    "classic_control": COMMON | {"rollout": 16, "batch_size": 128, "learning_rate": 2e-3},
+    "classic_control": COMMON | {"rollout": 16, "batch_size": 128, "learning_rate": 1e-3},
     "box2d": COMMON | {"rollout": 32, "batch_size": 256, "gamma": 0.995},
     "mujoco": COMMON | {"rollout": 32, "batch_size": 512, "exploration_loss_coeff": 0.0},
     "minigrid": COMMON | {"rollout": 32, "batch_size": 256, "max_grad_norm": 0.5},

@@ -1,11 +1,11 @@
 """The interface of an algorithm; everything else is shared. `appo.py` is the first to read.
 
 An algorithm is one class in one file, chosen by `--algo`. Its settings and its defaults for each family are data. Its
-methods change nothing:
+methods change nothing, but for `carry_settings` and `after_sgd_step`, which may change a model's buffers:
 
     act          by policy workers, evaluation, tournaments and `evaluate.py`: observations -> actions, and what else a
                  trajectory keeps of them (`columns`)
-    prepare      by the learner, once for each dataset
+    prepare      by the learner, once for each dataset, without gradient
     evaluate     by the learner, for parts of a minibatch, in several threads: what the network says, with gradient
     targets      by the learner, for a minibatch, without gradient
     loss         by the learner, for a minibatch; the optimizer follows its gradient
@@ -14,12 +14,8 @@ Every average in a loss is a `MaskedMean`, so that the learners of several ranks
 never sees how many there are.
 
 The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA, A3C and REINFORCE are little more than
-`targets` and `loss`. What others would add, on paper; none of it is built:
-
-    Ape-X        `make_model`: a dueling Q-network; `act`: epsilon-greedy, by the agent's rank, a further argument;
-                 `make_feed`: replay; new priorities in `Loss`, handed to the feed with the rows they belong to; a
-                 target network, moved after SGD steps and saved too; no limit on the policy lag
-    PQL          two learners, one for each part of the model, each with a replay; a slot is free after both
+`targets` and `loss`. The off-policy algorithms `apex.py` and `pql.py` have a feed of their own, a replay, and move
+target networks in `after_sgd_step`.
 
 Read next: `supervisor.py`.
 """
@@ -33,7 +29,7 @@ from torch import Tensor, nn
 
 from config import Config
 from envs.flat_spaces import num_action_parameters
-from feed import Fifo
+from feed import Feed, Fifo
 from losses import MaskedMean
 from model import make_model
 from shared_buffers import SharedBuffers, Spec
@@ -46,6 +42,7 @@ class Loss(NamedTuple):
 
     total: Tensor  # scalar; the gradient is that of this
     statistics: Data  # {name: scalar}, for the records; "kl" is what --lr_schedule=kl_adaptive follows
+    priorities: Tensor | None = None  # [T, B], of the transitions of a replay
 
 
 class Algorithm:
@@ -55,10 +52,16 @@ class Algorithm:
     """
 
     Settings: type[Config] = Config
+    # more than 1: datasets are so much shorter; weights are published after each, not after each SGD step, and so many
+    # times fewer images of each move the observation statistics
+    datasets_at_once = 1
+    roles: tuple[str, ...] = ()  # names of a policy's learners, where each has a task of its own
+    inputs: tuple[str, ...] = ()  # columns of rows that `evaluate` is given as further arguments, [N * L, ...]
     profiles: Mapping[str, Mapping[str, Any]] = {}  # what differs from the defaults of Settings, for each family
 
-    def __init__(self, cfg: Config) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: Config, role: str = "") -> None:
+        """role: that of the learner it is made for, if it is one of `roles`."""
+        self.cfg, self.role = cfg, role if role in self.roles else ""
         self.env_steps = 0  # sampled so far, resumes included; the learner sets it before each dataset, 0 where it acts
 
     # ---- acting --------------------------------------------------------------------------------------------------
@@ -78,12 +81,13 @@ class Algorithm:
                 "values": Spec((), torch.float32)}  # in units of the scaled rewards
 
     def act(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor, *,
-            deterministic: bool = False) -> tuple[Data, Tensor]:
+            deterministic: bool = False, agent_rank: Tensor | None = None) -> tuple[Data, Tensor]:
         """Choose actions.
 
         Args:
             obs: raw observations {name: [B, ...]}. rnn_states: [B, state_size]. new_episode: [B] bool.
             deterministic: take the most likely actions; for evaluations.
+            rank: [B], of each agent among all that sample, from 0 to 1; None: they do not sample, but are evaluated.
 
         Returns:
             The actions, [B, columns] float32 as a distribution gives them, and the `columns`, {name: [B, ...]}; the
@@ -95,10 +99,20 @@ class Algorithm:
         return {"actions": actions, "action_parameters": parameters, "log_probs": distribution.log_prob(actions),
                 "values": model.returns.denormalize(values)}, rnn_states
 
+    def carry_settings(self, model: nn.Module) -> None:
+        """Write what those who act must know of the settings into a model's buffers; they may change (population)."""
+
+    def check_resumed(self, state: Mapping[str, Any]) -> None:
+        """Raise `UserError` when a checkpoint is of other settings that cannot change."""
+
+    def bytes_of_feed(self, specs: Mapping[str, Spec]) -> int:
+        """Compute the bytes that the feeds of a policy take beside datasets; specs: of a trajectory."""
+        return 0
+
     # ---- learning ------------------------------------------------------------------------------------------------
 
-    def make_feed(self, buffers: SharedBuffers, policy: int, *, pinned: bool,
-                  deliver: Callable[[Any], None] | None) -> Fifo:
+    def make_feed(self, buffers: SharedBuffers, policy: int, learner: int, *, pinned: bool,
+                  deliver: Callable[[Any], None] | None) -> Feed:
         """Make what turns trajectories into datasets."""
         return Fifo(self.cfg, buffers, policy, pinned=pinned, deliver=deliver)
 
@@ -110,8 +124,15 @@ class Algorithm:
         cfg = self.cfg
         return torch.optim.Adam(parameters, cfg.learning_rate, (cfg.adam_beta1, cfg.adam_beta2), cfg.adam_eps)
 
-    def prepare(self, model: nn.Module, data: Data, evaluate: Callable[[Data], tuple[Tensor, ...]]) -> Data:
-        """Return what a dataset [B, T(+1), ...] needs beside its columns; evaluate(rows) asks the network."""
+    def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
+        """Do what follows each SGD step: move a target network."""
+
+    def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
+        """Return what a dataset [B, T(+1), ...] needs beside its columns.
+
+        ask(rows [N, L, ...]) returns what `evaluate` says of them, [N, L, ...]; ask(rows, function) what another
+        function with the same arguments does.
+        """
         return {}
 
     def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, ...]:

@@ -105,13 +105,13 @@ class AsyncPPO(Algorithm):
         if self.cfg.exploration_loss == "symmetric_kl" and has_box:
             raise UserError("--exploration_loss=symmetric_kl needs discrete actions; use entropy")
 
-    def prepare(self, model: nn.Module, data: Data, evaluate: Callable[[Data], tuple[Tensor, ...]]) -> Data:
+    def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
         """Compute GAE from the values predicted when acting; only the last one is asked for here."""
         cfg = self.cfg
         if cfg.with_vtrace:
             return {}
-        last = evaluate({name: data[name][:, -1:] for name in data if data[name].shape[1] > cfg.rollout})
-        values = torch.cat([data["values"], model.returns.denormalize(last[1])[:, None]], 1)
+        last = ask({name: data[name][:, -1:] for name in data if data[name].shape[1] > cfg.rollout})
+        values = torch.cat([data["values"], model.returns.denormalize(last[1])], 1)
         targets, advantages = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T, cfg.gamma,
                                   cfg.gae_lambda)
         return {"targets": targets.T, "advantages": advantages.T}

@@ -58,7 +58,7 @@ MAX_POLICIES = 20  # whose inboxes and weights take eight each
 
 def max_workers(num_policies: int, num_learners: int = 1) -> int:
     """Return how many rollout workers there can be beside so many policies with so many learners each."""
-    of_each_policy = 4 + (num_learners if num_learners > 1 else 0)  # pairs of them
+    of_each_policy = 4 + (2 * num_learners - 1 if num_learners > 1 else 0)  # pairs of them
     return MAX_WORKERS - of_each_policy * num_policies + 4
 
 
@@ -75,8 +75,8 @@ class Config:
     env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0, "
                       "pettingzoo:mpe2.simple_spread_v3; or module:function, which makes one environment, of one agent "
                       "or several")
-    algo: str = option("appo", "run", "algorithm: appo, impala or a3c; or module:class, one of your "
-                       "own (examples/custom_algorithm.py)")
+    algo: str = option("appo", "run", "algorithm: appo, impala, a3c, apex or pql; or module:class, one of "
+                       "your own (examples/custom_algorithm.py)")
     train_dir: str = option("train_dir", "run", "folder that holds all runs")
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
@@ -245,6 +245,12 @@ class Config:
         return self.num_workers * self.worker_num_splits
 
     @property
+    def learners(self) -> tuple[str, ...]:
+        """Name the learners of each policy: by their roles, or by numbers where there are several."""
+        numbered = tuple(map(str, range(self.num_learners))) if self.num_learners > 1 else ("",)
+        return algorithm_class(self.algo).roles or numbered
+
+    @property
     def bptt_steps(self) -> int:
         """Return how many env_steps the learner unrolls a model that has a memory."""
         return self.recurrence or self.rollout
@@ -325,7 +331,7 @@ def _validate_population(c: Config) -> None:
     if c.num_policies > MAX_POLICIES:
         raise UserError(f"--num_policies={c.num_policies} is too many: their inboxes need more file descriptors than a "
                         f"process can be handed; use at most {MAX_POLICIES}")
-    most = max_workers(c.num_policies, c.num_learners)
+    most = max_workers(c.num_policies, len(c.learners))
     if c.num_workers > most:
         beside = "".join(f" beside --{name}={getattr(c, name)}" for name in ("num_policies", "num_learners")
                          if getattr(c, name) > 1)
@@ -361,7 +367,8 @@ def _validate_model(c: Config) -> None:
 
 # ---- making one --------------------------------------------------------------------------------------------------
 
-ALGORITHMS = {"a3c": "a3c:NStepGradient", "appo": "appo:AsyncPPO", "impala": "impala:VTraceGradient"}
+ALGORITHMS = {"a3c": "a3c:NStepGradient", "apex": "apex:ApeX", "appo": "appo:AsyncPPO",
+              "impala": "impala:VTraceGradient", "pql": "pql:ParallelQLearning"}
 
 
 def canonical_algo(name: str) -> str:

@@ -5,19 +5,23 @@ so that the next one is filled while the last SGD step of this one runs. It is n
 in their slots, the rollout workers wait for slots, and so memory and policy lag stay bounded when the learner is the
 slowest part.
 
-Another feed, for replay for example, has the same methods: `start`, `insert`, `next`, `allow_next` and `release`. Used
-by `learner.py`. Read next: `reducer.py`.
+Another `Feed` is in `replay_feed.py`. Used by `learner.py`. Read next: `reducer.py`.
 """
 
+import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from config import Config
 from shared_buffers import SLOTS, SharedBuffers, Spec, allocate
+
+Data = dict[str, Tensor]
 
 
 class Batch:
@@ -35,24 +39,30 @@ class Batch:
         return len(self.tensors["rewards"]) - len(self.slots)
 
 
-class Fifo:
-    """Hands out every trajectory once. The batcher, a thread, copies it from its slot, which is free again at once.
+def scale_rewards(cfg: Config, rewards: Tensor) -> Tensor:
+    """Scale and clip the rewards of the environment."""
+    return (rewards * cfg.reward_scale).clamp(-cfg.reward_clip, cfg.reward_clip)
 
-    In synchronous mode a slot is free only after training on it, so that nothing is sampled meanwhile.
-    """
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, *, pinned: bool,
-                 deliver: Callable[[Batch], None] | None = None) -> None:
-        """Allocate both batches; deliver(dataset) trains at once (serial mode), None: `next` returns it."""
-        self.cfg, self.buffers, self.inbox = cfg, buffers, buffers.policies[policy].trajectories_done
+class Feed:
+    """Takes finished trajectories of one policy, in a thread of its own, the batcher; hands out datasets."""
+
+    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int,
+                 deliver: Callable[[Any], None] | None = None) -> None:
+        """Make it; deliver(dataset) trains at once (serial mode), None: `next` returns it."""
+        self.cfg, self.buffers, self.policy = cfg, buffers, policy
+        self.inbox = buffers.policies[policy].trajectories_done
         self.first_slot = buffers.policies[policy].first_slot
+        self.specs = buffers.specs[buffers.policies[policy].kind]
         self.trajectories = buffers.trajectories_of(policy)
-        specs = buffers.specs[buffers.policies[policy].kind]
-        # the batcher fills one; the other is trained on, or waits in `spare` for `allow_next`
-        self.filling, self.spare = (Batch(specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
-        self.next_batch: queue.Queue[Batch] = queue.Queue()  # from training to the batcher
-        self.datasets: queue.Queue[Batch | BaseException] = queue.Queue()  # from the batcher to training
+        self.next_batch: queue.Queue = queue.Queue()  # from training to the batcher
+        self.datasets: queue.Queue = queue.Queue()  # from the batcher to training; also an exception
         self.deliver = deliver or self.datasets.put
+
+    def turn(self) -> None:
+        """Do all there is to do (serial mode)."""
+        while not self.inbox.empty():
+            self.inbox.serve(self.insert)
 
     def start(self) -> None:
         """Start the batcher."""
@@ -60,10 +70,84 @@ class Fifo:
 
     def _run(self) -> None:
         try:
-            while self.inbox.serve(self.insert, self.filling.num_free):  # another learner may take the rest
-                pass
+            while True:
+                self.serve()
         except BaseException as error:  # noqa: BLE001  raised again by the training thread
             self.datasets.put(error)
+
+    def serve(self) -> None:
+        """Wait for trajectories and take them."""
+        self.inbox.serve(self.insert, self.num_wanted)
+
+    @property
+    def num_wanted(self) -> int:
+        """Count the trajectories that may be taken at once; another learner may take the rest."""
+        return self.cfg.trajectories_per_dataset
+
+    def insert(self, kind: int, *slots: int) -> None:
+        """Take the trajectories in these slots; wait while there is more than training can take."""
+        raise NotImplementedError
+
+    def next(self, timeout_sec: float) -> Any:
+        """Return the next dataset; None: there is none within so many seconds."""
+        try:
+            dataset = self.datasets.get(timeout=timeout_sec)
+        except queue.Empty:
+            return None
+        if isinstance(dataset, BaseException):
+            raise dataset
+        return dataset
+
+    def allow_next(self) -> None:
+        """Let the batcher make the next dataset, since the last SGD step begins."""
+        raise NotImplementedError
+
+    def release(self, dataset: Any) -> None:
+        """Take a dataset back that was trained on."""
+        raise NotImplementedError
+
+    def admit(self, data: Data, sgd_steps: int) -> Tensor:
+        """Decide which rows of a dataset are trained on, after so many SGD steps; return how old they are, in these."""
+        raise NotImplementedError
+
+    def split(self, generator: torch.Generator) -> list[Tensor] | list[slice]:
+        """Divide a dataset into minibatches; return the places of their trajectories, [B] int64 or slices."""
+        raise NotImplementedError
+
+    def statistics(self) -> dict[str, float]:
+        """Describe what is kept, for the records."""
+        return {}
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[dict[str, Any]]:
+        """Hold what a periodic checkpoint should keep, and do not change it meanwhile."""
+        yield {}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint has kept."""
+
+    def free_slots(self, slots: Sequence[int]) -> None:
+        """Give slots back to their rollout workers."""
+        for worker, own in itertools.groupby(slots, self.buffers.worker_of_slot):
+            self.buffers.worker_inboxes[worker].put((SLOTS, *own))
+
+
+class Fifo(Feed):
+    """Hands out every trajectory once. The batcher copies it from its slot, which is free again at once.
+
+    In synchronous mode a slot is free only after training on it, so that nothing is sampled meanwhile.
+    """
+
+    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, *, pinned: bool,
+                 deliver: Callable[[Batch], None] | None = None) -> None:
+        """Allocate both batches."""
+        super().__init__(cfg, buffers, policy, deliver)
+        # the batcher fills one; the other is trained on, or waits in `spare` for `allow_next`
+        self.filling, self.spare = (Batch(self.specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
+
+    @property
+    def num_wanted(self) -> int:
+        return self.filling.num_free
 
     def insert(self, kind: int, *slots: int) -> None:
         """Copy trajectories into the batch that is being filled; hand it over whenever it is complete, and wait."""
@@ -85,28 +169,30 @@ class Fifo:
             torch.index_select(self.trajectories[name], 0, index, out=tensor[begin : begin + len(slots)])
         self.filling.slots += slots
 
-    def next(self, timeout_sec: float) -> Batch | None:
-        """Return the next dataset; None: there is none within so many seconds."""
-        try:
-            dataset = self.datasets.get(timeout=timeout_sec)
-        except queue.Empty:
-            return None
-        if isinstance(dataset, BaseException):
-            raise dataset
-        return dataset
-
     def allow_next(self) -> None:
-        """Let the batcher fill the other batch, since the last SGD step begins."""
         self.next_batch.put(self.spare)
 
+    def admit(self, data: Data, sgd_steps: int) -> Tensor:
+        """Scale the rewards, and leave out what too old a policy acted, or one that was replaced."""
+        cfg, first_version = self.cfg, self.buffers.policies[self.policy].weights.first_version
+        lag = sgd_steps - data["policy_version"]
+        fresh = (lag <= cfg.max_policy_lag) & (data["policy_version"] >= first_version)
+        data["valid"] = data["valid"] & fresh
+        data["rewards"] = scale_rewards(cfg, data["rewards"])
+        return lag
+
+    def split(self, generator: torch.Generator) -> list[Tensor]:
+        """Draw the minibatches of an epoch at random."""
+        order = torch.randperm(self.cfg.trajectories_per_dataset, generator=generator)
+        return list(order.split(self.cfg.trajectories_per_minibatch))
+
     def release(self, dataset: Batch) -> None:
-        """Take a dataset back that was trained on."""
         if not self.cfg.async_rl:
             self.free_slots(sorted(dataset.slots))
         dataset.slots.clear()
         self.spare = dataset
 
-    def free_slots(self, slots: Sequence[int]) -> None:
-        """Give slots back to their rollout workers."""
-        for worker, own in itertools.groupby(slots, self.buffers.worker_of_slot):
-            self.buffers.worker_inboxes[worker].put((SLOTS, *own))
+
+def select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+    """Return rows of a tensor; a slice of them is not copied."""
+    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows.to(tensor.device))

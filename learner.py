@@ -1,16 +1,16 @@
 """The learner: turns trajectories into better weights.
 
 Its feed hands out datasets of finished trajectories (`feed.py`). The learner runs `num_epochs` x
-`num_batches_per_epoch` SGD steps on each and publishes the weights after every one. Between two datasets it obeys the
-supervisor's commands. The algorithm says what the loss is (`algorithm.py`), the reducer how several learners agree
-(`reducer.py`).
+`num_batches_per_epoch` SGD steps on each and publishes the weights after every one (off-policy: after the last one).
+Between two datasets it obeys the supervisor's commands. The algorithm says what the loss is (`algorithm.py`), the
+reducer how several learners agree (`reducer.py`).
 
 Rows that are not valid (the reset between two episodes, acted by too old a policy) change no loss, no gradient and no
 statistic. Read next: `feed.py`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,13 +19,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 from config import Config, algorithm_class
-from feed import Batch
+from feed import Batch, select
 from losses import MaskedMean
 from reducer import make_reducer
+from runtime.checkpoint import load_checkpoint
 from runtime.machine import body_dtype
 from runtime.seeding import SHUFFLE, derive_seed
 from runtime.training_state import TrainingState
-from shared_buffers import CONFIGURE, COPY, SAVE, STOP, SharedBuffers, obs_dtype
+from shared_buffers import COPY, SAVE, STOP, SharedBuffers, obs_dtype
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
@@ -60,7 +61,7 @@ class Learner:
         self.steps_per_pass = steps_per_pass(obs_space)
         self.num_threads = 1 if cfg.serial_mode or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
-        self.algorithm = algorithm_class(cfg.algo)(cfg)
+        self.algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
         self.model = self.algorithm.make_model(obs_space, action_space).to(device)
         self.model.arithmetic = body_dtype(cfg, device, obs_space)
         self.reducer = make_reducer(buffers.policies[policy].shared_training, learner, buffers.store_prefix,
@@ -69,13 +70,16 @@ class Learner:
         self.reducer.begin(self.model, self.weights)
         self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, resume_from, self.is_first)
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
-        self.feed = self.algorithm.make_feed(buffers, policy, pinned=device.type == "cuda",
-                                             deliver=self.train if cfg.serial_mode else None)
+        self.priorities: Tensor | None = None  # of the last minibatch, where the algorithm has some
         self.take_over_settings()
+        self.feed = self.algorithm.make_feed(buffers, policy, learner, pinned=device.type == "cuda",
+                                             deliver=self.train if cfg.serial_mode else None)
+        self.feed.resume(load_checkpoint(resume_from) if resume_from else {})
 
     def take_over_settings(self) -> None:
         """Use the settings of the state, which population-based training may have changed."""
         self.cfg = self.algorithm.cfg = self.state.cfg
+        self.algorithm.carry_settings(self.model)
 
     # ---- datasets and commands -----------------------------------------------------------------------------------
 
@@ -91,8 +95,7 @@ class Learner:
 
     def turn(self) -> None:
         """Do all there is to do, in this thread (serial mode)."""
-        while not self.feed.inbox.empty():
-            self.feed.inbox.serve(self.feed.insert)
+        self.feed.turn()
         self.obey_commands()
 
     def obey_commands(self) -> bool:
@@ -106,12 +109,11 @@ class Learner:
             if command == STOP:
                 return False
             if command == SAVE:
-                self.state.take_over(self.reducer)
-                self.state.save(index)
+                with self.feed.saving() as kept:
+                    self.state.save(index, kept, self.reducer)
             elif command == COPY:
-                self.state.copy_policy(index)
-            else:
-                assert command == CONFIGURE, command
+                self.state.copy_policy(index, self.reducer)
+            else:  # CONFIGURE
                 self.state.configure()
                 self.take_over_settings()
         return True
@@ -125,37 +127,36 @@ class Learner:
         self.feed.release(batch)
 
     def run_sgd(self, batch: Batch) -> bool:
-        """Take all SGD steps on a dataset, publish after each; return False when no row of it is valid."""
+        """Take all SGD steps on a dataset, and publish; return False when no row of it is valid."""
         cfg, state = self.cfg, self.state
-        self.state.take_over(self.reducer)
+        state.take_over(self.reducer)
         # no copy on a CPU; on a GPU `.sum()` below waits for the copy
         data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
-        lag = state.sgd_steps - data["policy_version"]
-        fresh = (lag <= cfg.max_policy_lag) & (data["policy_version"] >= self.weights.first_version)
-        data["valid"] = data["valid"] & fresh
-        data["rewards"] = (data["rewards"] * cfg.reward_scale).clamp(-cfg.reward_clip, cfg.reward_clip)
+        lag = self.feed.admit(data, state.sgd_steps)
         num_valid = int(data["valid"].sum())
         state.decisions_trained = self.reducer.add_decisions(state.decisions_trained, num_valid)
         if not self.reducer.any(num_valid > 0):  # all rows are too old, or acted by weights that were replaced since
             return False
         self.algorithm.env_steps = int(state.sampled[0])
         with torch.no_grad():
-            data |= self.algorithm.prepare(self.model, data, self.evaluate)
+            data |= self.algorithm.prepare(self.model, data, self.ask)
         if cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
             columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
             self.model.returns.update(*columns, cfg.gamma, self.reducer)
-        steps = [indices for _ in range(cfg.num_epochs) for indices in self.minibatches()]
+        steps = [rows for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)]
         stats = []
-        for step, indices in enumerate(steps, 1):
+        for step, rows in enumerate(steps, 1):
             last = self.reducer.any(step == len(steps) or bool(self.buffers.stopping))
             if last:
                 self.feed.allow_next()
-            stats.append(self.sgd_step({name: tensor.index_select(0, indices) for name, tensor in data.items()}))
+            stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in data.items()}))
+            if self.priorities is not None:
+                batch.set_priorities(rows, self.priorities)
             if step % cfg.num_batches_per_epoch == 0:
                 state.update_learning_rate(stats[-cfg.num_batches_per_epoch:])
             if last and self.is_first:  # within a dataset all its observations are normalized alike
                 self.update_normalizers(data)
-            if self.is_first:
+            if self.is_first and (last or self.algorithm.datasets_at_once == 1):
                 state.publish()
             if last:
                 break
@@ -163,11 +164,6 @@ class Learner:
             state.take_snapshot()
         self.report(("trained", self.policy, self.summarize(stats, lag[data["valid"]], data["valid"])))
         return True
-
-    def minibatches(self) -> Iterator[Tensor]:
-        """Draw the dataset's trajectories in random order, as one index tensor for each minibatch."""
-        order = torch.randperm(self.cfg.trajectories_per_dataset, generator=self.shuffle).to(self.device)
-        return iter(order.split(self.cfg.trajectories_per_minibatch))
 
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take one gradient step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
@@ -178,6 +174,7 @@ class Learner:
             group["lr"] = state.learning_rate
         stats["grad_norm"] = self.reducer.step(self.model, state.optimizer, self.cfg.max_grad_norm or float("inf"))
         state.sgd_steps = self.reducer.add_sgd_step(state.sgd_steps)
+        self.algorithm.after_sgd_step(self.model, state.sgd_steps)
         return stats
 
     def backward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -204,7 +201,14 @@ class Learner:
         with torch.no_grad():
             data = data | self.algorithm.targets(self.model, outputs, data)
         loss = self.algorithm.loss(self.model, outputs, data, MaskedMean(data["valid"], self.reducer))
+        self.priorities = loss.priorities
         return loss.total, {name: value.detach() for name, value in loss.statistics.items()}
+
+    def ask(self, data: dict[str, Tensor], function: Callable[..., tuple] | None = None) -> tuple[Tensor, ...]:
+        """Evaluate sequences without gradient, [N, L, ...], by `Algorithm.evaluate` or another such function."""
+        evaluate = torch.no_grad()(lambda part: self.evaluate(part, function))  # in each thread
+        rows = zip(*self.map(evaluate, self.parts(data)), strict=True)
+        return tuple(torch.cat(parts).unflatten(0, data["new_episode"].shape) for parts in rows)
 
     def sequences(self, data: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """Cut trajectories [B, T+1, ...] into the sequences [N, L, ...] that the core is unrolled over.
@@ -214,7 +218,7 @@ class Learner:
         groups of sequences, of R steps, and of one step each for the bootstrap observations.
         """
         length = self.cfg.bptt_steps if self.model.state_size else 1
-        data = {name: data[name] for name in (*self.obs_names, "rnn_states", "new_episode")}
+        data = {name: data[name] for name in (*self.obs_names, "rnn_states", "new_episode", *self.algorithm.inputs)}
         if length == 1:
             return [{name: tensor.flatten(0, 1)[:, None] for name, tensor in data.items()}]
         if length == self.cfg.rollout:
@@ -232,12 +236,14 @@ class Learner:
         return [{name: tensor[start : start + size] for name, tensor in sequences.items()}
                 for start in range(0, num_sequences, size)]
 
-    def evaluate(self, part: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def evaluate(self, part: dict[str, Tensor], function: Callable[..., tuple] | None = None) -> tuple[Tensor, ...]:
         """Ask the network about sequences [N, L, ...]: what the algorithm needs of it, [N * L, ...]."""
         obs = {name.removeprefix("obs/"): part[name].flatten(0, 1) for name in self.obs_names}
+        more = (part[name].flatten(0, 1) for name in self.algorithm.inputs if name in part)
         dtype = self.model.arithmetic
         with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-            return self.algorithm.evaluate(self.model, obs, part["rnn_states"][:, 0], part["new_episode"])
+            arguments = self.model, obs, part["rnn_states"][:, 0], part["new_episode"], *more
+            return (function or self.algorithm.evaluate)(*arguments)
 
     def carry_back(self, outputs: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> None:
         """Carry the gradients that the loss has given to one part's detached outputs back through the network."""
@@ -251,11 +257,11 @@ class Learner:
         since any regular choice would meet the episodes of some length always in the same steps.
         """
         trajectory, t = data["valid"].nonzero(as_tuple=True)
-        size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass)
+        size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass) // self.algorithm.datasets_at_once
         if len(t) > size:
             chosen = torch.randperm(len(t), generator=self.shuffle)[:size].to(self.device)
             trajectory, t = trajectory[chosen], t[chosen]
-        rows = trajectory * (self.cfg.rollout + 1) + t
+        rows = trajectory * data[self.obs_names[0]].shape[1] + t
         obs = {name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows) for name in self.obs_names}
         self.model.update_normalizers(obs, self.reducer)
 
@@ -266,7 +272,8 @@ class Learner:
             values = torch.stack([step[name] for step in stats])
             summary[name] = float(values.max() if name.endswith("_max") else
                                   values.min() if name.endswith("_min") else values.mean())
-        return summary | {
+        prefix = "" if self.is_first or not self.algorithm.role else f"{self.algorithm.role}_"
+        return {f"{prefix}{name}": value for name, value in (summary | self.feed.statistics()).items()} | {
             "policy_lag_mean": float(lag.double().mean()) if len(lag) else 0.0,
             "policy_lag_max": int(lag.max()) if len(lag) else 0,
             "valid_fraction": float(valid.double().mean()),

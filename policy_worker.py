@@ -97,7 +97,8 @@ class PolicyWorker:
             if version >= first_version:
                 self.rows["new_episode"][with_last[self.agent_version[agents] < first_version]] = True
             self.agent_version[agents] = version
-        output = self.forward(model, self.gather(with_last))
+        rank = torch.from_numpy(agents[0] * self.agent_slot.shape[1] + agents[1]) / max(1, self.agent_slot.size - 1)
+        output = self.forward(model, self.gather(with_last) | {"rank": rank.float().to(self.device)})
         next_states = {"rnn_states": output.pop("rnn_states")}
         self.write(row, output | {"policy_version": torch.full_like(row, version)})
         self.write(with_last + 1, next_states)
@@ -111,7 +112,8 @@ class PolicyWorker:
     def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Choose actions; return what belongs into the trajectories, {name: [B, ...]}."""
         obs = {name: batch[f"obs/{name}"] for name in self.obs_space}
-        columns, rnn_states = self.algorithm.act(model, obs, batch["rnn_states"], batch["new_episode"])
+        columns, rnn_states = self.algorithm.act(model, obs, batch["rnn_states"], batch["new_episode"],
+                                                 agent_rank=batch["rank"])
         if columns.keys() != self.columns:  # what is missing would be learned from as zeros
             raise ValueError(f"--algo={self.cfg.algo}: act() must return {', '.join(sorted(self.columns))}, not "
                              + ", ".join(sorted(columns)))

@@ -4,7 +4,8 @@
 same weights, and the same optimizer state, without a lock; each computes its gradients with a copy, taken anew before
 every dataset and after every step. Two steps at the same moment may lose a part of one of them: a lock would cost more
 (Niu et al., 2011). What a loss averages, and the units of the returns, are of one learner alone. The first learner
-publishes what all have learned, after each of its own steps.
+publishes what all have learned, after each of its own steps. Learners with roles (`pql.py`) use it too: each has
+gradients of its own part alone, so nothing is lost.
 
 `AllReduce`: learners in systems of their own (`runtime/ranks.py`), each with its own minibatches, add their gradients
 and everything that a loss averages, and take the same steps: all have the same weights, to the last bit.
@@ -12,8 +13,10 @@ and everything that a loss averages, and take the same steps: all have the same 
 Made by `learner.py`; used wherever something is averaged, and by `shared_buffers.py`. Read next: `pbt.py`.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 from runtime.ranks import join_learners, this_rank
 from weights import SharedWeights
 
+FINISHED, DECISIONS, BEGUN = range(3)  # SGD steps, decisions that were trained on, SGD steps
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -37,6 +41,9 @@ class Reducer:
     def take_over(self, model: nn.Module, weights: SharedWeights, counts: tuple[int, int]) -> tuple[int, int]:
         """Take over what learners of the same weights have learned; return the SGD steps and decisions of all."""
         return counts
+
+    def replace_shared(self, model: nn.Module) -> None:
+        """Let learners of the same weights go on with those of a model."""
 
     def add_sgd_step(self, total: int) -> int:
         """Count one more SGD step; return those of all learners. total: the last answer."""
@@ -61,6 +68,10 @@ class Reducer:
     def any(self, flag: bool) -> bool:
         """Tell whether a flag is set on any rank."""
         return flag
+
+    def read_between_steps(self, read: Callable[[], Any]) -> Any:
+        """Return what read() returns; no learner of the same weights takes a step meanwhile."""
+        return read()
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         """Clip the gradients to a norm, take one step, return the norm before. Raises for one that is not finite."""
@@ -130,8 +141,8 @@ class SharedTraining:
         state = [torch.zeros_like(tensor) for tensor in state_tensors(optimizer)]
         self.num_weights, self.shapes = len(weights), [tensor.shape for tensor in (*weights, *state)]
         self.flat = torch.cat([tensor.flatten() for tensor in (*weights, *state)]).share_memory_()
-        # of each learner: its SGD steps, the decisions it trained on; the first one's begin with those of a checkpoint
-        self.counts = torch.zeros(2, num_learners, dtype=torch.int64).share_memory_()
+        # of each learner: FINISHED, DECISIONS, BEGUN; the first one's go on with those of a checkpoint
+        self.counts = torch.zeros(3, num_learners, dtype=torch.int64).share_memory_()
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the weights and the optimizer state, as views."""
@@ -149,6 +160,7 @@ class Hogwild(Reducer):
         self.parameters = [nn.Parameter(weight) for weight in weights]
 
     def make_optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
+        self.own = list(model.parameters())
         optimizer = make(self.parameters)
         self.bind(optimizer)
         optimizer.register_load_state_dict_post_hook(self.share_loaded)
@@ -171,28 +183,42 @@ class Hogwild(Reducer):
     def take_over(self, model: nn.Module, weights: SharedWeights, counts: tuple[int, int]) -> tuple[int, int]:
         if self.learner:
             weights.refresh(model)  # for the first learner's statistics of observations and returns
-        self.copy_weights(model)
-        return tuple(self.shared.counts.sum(1).tolist())
+        self.copy_weights()
+        return tuple(self.shared.counts[[FINISHED, DECISIONS]].sum(1).tolist())
 
     @torch.no_grad()
-    def copy_weights(self, model: nn.Module) -> None:
-        """Copy the shared weights into a learner's own."""
-        for own, shared in zip(model.parameters(), self.parameters, strict=True):
-            own.copy_(shared)
+    def replace_shared(self, model: nn.Module) -> None:
+        torch._foreach_copy_(self.parameters, self.own)
+
+    @torch.no_grad()
+    def copy_weights(self) -> None:
+        """Copy the shared weights into this learner's own."""
+        torch._foreach_copy_(self.own, self.parameters)
 
     def add_sgd_step(self, total: int) -> int:
-        self.shared.counts[0, self.learner] += 1
-        return int(self.shared.counts[0].sum())
+        counts = self.shared.counts
+        counts[FINISHED, self.learner] += 1
+        counts[BEGUN, self.learner] = counts[FINISHED, self.learner]
+        return int(counts[FINISHED].sum())
 
     def add_decisions(self, total: int, more: int) -> int:
-        self.shared.counts[1, self.learner] += more
-        return int(self.shared.counts[1].sum())
+        self.shared.counts[DECISIONS, self.learner] += more
+        return int(self.shared.counts[DECISIONS].sum())
+
+    def read_between_steps(self, read: Callable[[], Any]) -> Any:
+        steps = [FINISHED, BEGUN]
+        while True:  # once more when another learner has stepped meanwhile
+            before = self.shared.counts[steps]
+            found = copy.deepcopy(read())
+            if torch.equal(*before) and torch.equal(before, self.shared.counts[steps]):
+                return found
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-        for own, shared in zip(model.parameters(), self.parameters, strict=True):
+        self.shared.counts[BEGUN, self.learner] += 1
+        for own, shared in zip(self.own, self.parameters, strict=True):
             shared.grad = own.grad
         norm = super().step(model, optimizer, max_norm)
-        self.copy_weights(model)
+        self.copy_weights()
         return norm
 
 

@@ -13,14 +13,14 @@ The protocol, as (kind, index, ...); p is a policy:
     requests[p]           rollout worker    -> (SPLIT, split)      obs[slot, t] of the split's agents of p await actions
     worker_inboxes[w]     policy worker     -> (SPLIT, split)      ... actions, log_probs, values, ... of p are written
     trajectories_done[p]  rollout worker    -> (SLOTS, slot, ...)  these trajectories are complete
+    passed_on[p][0]       learner           -> (SLOTS, slot, ...)  ... and stored by the first of two learners (PQL)
     worker_inboxes[w]     learner           -> (SLOTS, slot, ...)  these slots are copied (or trained on), free again
     worker_inboxes[w]     supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
     commands[p][0]        supervisor        -> (SAVE, reason)      write a checkpoint
     commands[p][0]        supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
-    commands[p][0]        supervisor        -> (CONFIGURE, 0)      read the policy's new settings
+    commands[p][:]        supervisor        -> (CONFIGURE, 0)      read the policy's new settings
     evaluations           supervisor        -> (EVALUATE, 0)       score the newest policies
-    all but               supervisor        -> (STOP, 0)           leave run(); one for each reader
-      trajectories_done
+    all but the feeds'    supervisor        -> (STOP, 0)           leave run(); one for each reader
 
 Free slots are a message in their owner's inbox like any other: the worker never blocks on one thing while it could do
 another, and no split can starve a split of another worker. The slots of agents that step together travel together.
@@ -172,12 +172,13 @@ class PolicyBuffers:
         self.kind, self.first_slot = kind, first_slot
         self.weights = SharedWeights(model, device, cfg.self_play_snapshots if cfg.self_play_past_fraction else 0)
         self.shared_training: SharedTraining | None = None  # of several learners in this system
-        if cfg.num_learners > 1:
+        if len(cfg.learners) > 1:
             make_optimizer = algorithm_class(cfg.algo)(cfg).make_optimizer
-            self.shared_training = SharedTraining(model, make_optimizer, cfg.num_learners)
+            self.shared_training = SharedTraining(model, make_optimizer, len(cfg.learners))
         self.requests = Inbox(pipes, cfg.num_splits + cfg.policy_workers_per_policy)
         self.trajectories_done = Inbox(pipes, num_slots)
-        self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in range(cfg.num_learners)]  # the first one obeys all
+        self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in cfg.learners]  # the first one obeys most
+        self.passed_on = [Inbox(pipes, num_slots) for _ in algorithm_class(cfg.algo).roles[1:]]  # from role to role
 
 
 class SharedBuffers:

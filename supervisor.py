@@ -107,7 +107,7 @@ class Supervisor:
                   explain(this_machine(cfg.device), profile(cfg.env, given), given,
                           precision_of(cfg, plan.info, plan.devices)))
         self.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], self.buffers.num_bytes,
-                                      plan.num_bytes) + "\n" + chosen)
+                                      plan.num_bytes, plan.replay_bytes) + "\n" + chosen)
         if self.population is not None:
             self._record_population([])
 
@@ -189,7 +189,7 @@ class Supervisor:
             return
         try:
             if not self.ended:
-                if ranks.this_rank().world_size > 1 or self.cfg.num_learners > 1:
+                if ranks.this_rank().world_size > 1 or len(self.cfg.learners) > 1:
                     self.buffers.training_over.fill_(True)  # no learner begins another dataset: all ranks save the same
                 self.buffers.stopping.fill_(True)
                 self.save()
@@ -228,7 +228,7 @@ class Supervisor:
                    for worker in range(cfg.num_workers)]
         learners = [Component(self._learner_name(policy, learner), self.learner_class,
                               (cfg, buffers, policy, learner, device, plan.paths[policy]))
-                    for policy, device in enumerate(self.devices) for learner in range(cfg.num_learners)]
+                    for policy, device in enumerate(self.devices) for learner in range(len(cfg.learners))]
         evaluators = [Component("evaluator", Evaluator, (cfg, buffers, self.devices), niceness=10)]
         policy_workers = [Component(f"policy_worker_{self._number(policy)}{worker}", self.policy_worker_class,
                                     (cfg, buffers, policy, device), reports=False, niceness=policy_niceness)
@@ -240,8 +240,7 @@ class Supervisor:
         return f"{policy}_" if self.cfg.num_policies > 1 else ""
 
     def _learner_name(self, policy: int, learner: int = 0) -> str:
-        number = f"{learner}" if self.cfg.num_learners > 1 else ""
-        return f"learner_{self._number(policy)}{number}".rstrip("_")
+        return f"learner_{self._number(policy)}{self.cfg.learners[learner]}".rstrip("_")
 
     def _send_workers(self, message: tuple[int, int]) -> None:
         for inbox in self.buffers.worker_inboxes:
@@ -298,9 +297,9 @@ class Supervisor:
         self.stalls.check(counters)
 
     def _wait_until(self, condition: Callable[[], bool], complaint: str, more_seconds: float = 0.0) -> None:
-        # a learner that waits for another rank does so until that has sampled its dataset
-        in_a_hurry = self.buffers.stopping and ranks.this_rank().world_size == 1
-        seconds = min(self.cfg.stall_timeout_sec, 30.0 if in_a_hurry else math.inf) + more_seconds
+        # for another rank, until that has sampled its dataset; for a replay, until it is written
+        waits = ranks.this_rank().world_size > 1 or getattr(self.cfg, "save_replay", False)
+        seconds = min(self.cfg.stall_timeout_sec, math.inf if waits or not self.buffers.stopping else 30) + more_seconds
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:

@@ -230,9 +230,11 @@ class ParallelVectorEnv(VectorEnv):
                     rewards[m], objectives[m] = reward.get(agent, 0.0), read_objective(info)
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
-                    mask = self.kinds[kind_number].mask_source(obs[agent], info).get(ACTION_MASK)
+                    kind = self.kinds[kind_number]
+                    mask = kind.mask_source(obs[agent], info).get(ACTION_MASK)
                     active[m] = acts(agent, info, mask, selected) and not (terminated[m] or truncated[m])
-                    seen[kind_number].append((self._place[m], obs[agent], mask if active[m] else None))
+                    seen[kind_number].append((self._place[m], obs[agent],
+                                              mask if active[m] or (truncated[m] and kind.allows(mask)) else None))
             self._live[i] = [] if vanished else left
             self._ended[i].update(agent for agent in live if agent not in self._live[i])
         for kind, leaves, shown in zip(self.kinds, self._obs, seen, strict=True):

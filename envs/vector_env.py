@@ -147,18 +147,23 @@ class AgentKind:
             masks[i] = flat
         return masks
 
+    def allows(self, mask: Any) -> bool:
+        """Tell whether an action mask, as an environment gives it, allows something for each choice."""
+        return mask is not None and not self.forbids_all(self.join_masks([mask]))[0]
+
     def find_fault(self, obs: Observation) -> tuple[int, str] | None:
         """Find an agent (by its place in the kind) whose observation cannot be learned from, and say why."""
         for name, (low, high) in self._ranges.items():
             if fault := out_of_range(f"observation '{name}'", obs[name], low, high):
                 return fault
-        begin = 0
-        for n in self._num_options if self.has_mask else ():
-            impossible = ~obs[ACTION_MASK][:, begin : begin + n].any(1)
-            if impossible.any():
-                return int(np.flatnonzero(impossible)[0]), "the action mask forbids every action"
-            begin += n
+        if self.has_mask and (forbidden := self.forbids_all(obs[ACTION_MASK])).any():
+            return int(np.flatnonzero(forbidden)[0]), "the action mask forbids every action"
         return None
+
+    def forbids_all(self, masks: np.ndarray) -> np.ndarray:
+        """Tell which of masks [N, M] bool allow nothing for one of the choices, [N] bool."""
+        ends = np.cumsum(self._num_options)
+        return np.any([~masks[:, end - n : end].any(1) for n, end in zip(self._num_options, ends, strict=True)], 0)
 
 
 def out_of_range(what: str, value: np.ndarray, low: Any, high: Any) -> tuple[int, str] | None:
@@ -301,7 +306,8 @@ class GymVectorEnv(VectorEnv):
             given = source.get(f"_{ACTION_MASK}", [True] * self.num_envs)  # where there is one in the info
             flat[ACTION_MASK] = self.kind.join_masks([mask if is_given else None
                                                       for mask, is_given in zip(masks, given, strict=True)])
-            flat[ACTION_MASK][over] = True  # no action follows
+            # no action follows; but a target across a time limit takes the best one that is allowed
+            flat[ACTION_MASK][terminated | (truncated & self.kind.forbids_all(flat[ACTION_MASK]))] = True
         objectives = np.full(self.num_envs, np.nan)
         if TRUE_OBJECTIVE in info:
             objectives = np.where(info[f"_{TRUE_OBJECTIVE}"], info[TRUE_OBJECTIVE], np.nan)

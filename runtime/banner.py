@@ -18,7 +18,7 @@ NETWORKS = {  # why an encoder was chosen
 
 
 def describe_run(cfg: Config, info: EnvInfo, devices: Sequence[torch.device], model: torch.nn.Module,
-                 trajectory_bytes: int, total_bytes: int) -> str:
+                 trajectory_bytes: int, total_bytes: int, replay_bytes: int) -> str:
     """Describe the environment, the processes, the data and the memory of a run in a line each."""
     lines = []
     for kind, (obs_space, action_space) in enumerate(info.kinds):
@@ -32,15 +32,19 @@ def describe_run(cfg: Config, info: EnvInfo, devices: Sequence[torch.device], mo
     lines += [
         f"{mode}: {cfg.num_workers} rollout workers x {cfg.num_envs_per_worker} environments in "
         f"{cfg.worker_num_splits} split(s), {policies}{cfg.policy_workers_per_policy} policy worker(s), "
-        f"{cfg.num_learners} learner(s); "
+        f"{len(cfg.learners)} learner(s); "
         f"{cpu_cores()} cores, {memory:.0f} GiB, "
         f"networks on {', '.join(dict.fromkeys(map(str, devices)))} in {precision_of(cfg, info, devices)}",
         f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "
         f"{cfg.num_epochs} epoch(s); {sum(p.numel() for p in model.parameters()):,} parameters; "
         f"about {total_bytes / 1e9:.1f} GB of memory, {trajectory_bytes / 1e6:.1f} MB of it "
         "trajectories in shared memory",
-        f"records in {cfg.run_dir}",
     ]
+    if replay_bytes:
+        each = " for each policy" if cfg.num_policies > 1 else ""
+        lines.append(f"replay of {cfg.replay_size:,} transitions{each}, {replay_bytes:,} bytes; after the first "
+                     f"{cfg.replay_warmup:,}, {cfg.replay_ratio:g} are trained on for each one sampled")
+    lines.append(f"records in {cfg.run_dir}")
     return "\n".join(lines)
 
 

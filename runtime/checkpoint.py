@@ -55,7 +55,7 @@ def find_checkpoint(run_dir: Path, which: str = "latest", policy: int = 0) -> Pa
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint. Raises `UserError` when the file is damaged or is no checkpoint."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # a replay may be large
         assert {"model", "sgd_steps", "env_steps"} <= state.keys()
     except Exception as error:  # torch raises whatever the damaged bytes lead to
         raise UserError(f"checkpoint {path} is damaged; move it away to continue from the one before") from error

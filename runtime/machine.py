@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 
-from config import MAX_POLICIES, Config, cpu_cores, max_workers
+from config import MAX_POLICIES, Config, algorithm_class, cpu_cores, max_workers
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
 
@@ -59,7 +59,8 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     if (machine.num_gpus or this_rank().world_size > 1 or given.get("with_pbt") or given.get("serial_mode")
             or not given.get("async_rl", True)):
         settings.pop("num_learners", None)  # where several cannot be
-    num_learners = max(1, given.get("num_learners", settings.get("num_learners", 1)))
+    roles = algorithm_class(given.get("algo", Config.algo)).roles
+    num_learners = len(roles) or max(1, given.get("num_learners", settings.get("num_learners", 1)))
     num_policies = min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
     num_workers = max(1, given.get("num_workers", min(machine.cores, max_workers(num_policies, num_learners))))
     settings["num_workers"] = num_workers

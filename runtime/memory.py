@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import psutil
 import torch
 
-from config import Config
+from config import Config, algorithm_class
 from envs.flat_spaces import ACTION_MASK, num_options
 from envs.vector_env import EnvInfo
 from learner import CPU_BYTES_PER_PASS
@@ -28,25 +28,33 @@ def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], model
     slots = cfg.num_workers * cfg.num_envs_per_worker * len(info.agents)
     for kind, model, device in zip(kind_of_policy, models, devices, strict=True):
         specs = trajectory_specs(cfg, *info.kinds[kind], model.state_size)
-        total += num_bytes(specs, slots + 2 * cfg.num_learners * cfg.trajectories_per_dataset)
+        total += num_bytes(specs, slots + 2 * len(cfg.learners) * cfg.trajectories_per_dataset)
+        total += replay_bytes(cfg, info, [kind], [model])
         copies = copies_of_weights(cfg)
         if cfg.self_play_past_fraction:
             copies += cfg.self_play_snapshots * (1 + cfg.policy_workers_per_policy)
         if device.type == "cpu":
             total += copies * 4 * sum(tensor.numel() for tensor in model.state_dict().values())
             if any(len(space.shape) == 3 for space in info.kinds[kind][0].values()):
-                total += ACTIVATIONS * CPU_BYTES_PER_PASS * cfg.learner_threads * cfg.num_learners
+                total += ACTIVATIONS * CPU_BYTES_PER_PASS * cfg.learner_threads * len(cfg.learners)
             # one-hot vectors of a minibatch, which the learner keeps until its gradient is there, and of all agents
             rows = cfg.trajectories_per_minibatch * (cfg.rollout + 1) + slots
             total += one_hot_bytes(info.kinds[kind][0]) * rows
     if not cfg.serial_mode:
-        total += (cfg.num_workers + len(models) * (cfg.num_learners + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
+        total += (cfg.num_workers + len(models) * (len(cfg.learners) + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
     return total
+
+
+def replay_bytes(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module]) -> int:
+    """Compute the bytes of the replays of all policies, 0 where they have none."""
+    algorithm = algorithm_class(cfg.algo)(cfg)
+    return sum(algorithm.bytes_of_feed(trajectory_specs(cfg, *info.kinds[kind], model.state_size))
+               for kind, model in zip(kind_of_policy, models, strict=True))
 
 
 def copies_of_weights(cfg: Config) -> int:
     """Count: published twice, both moments of Adam; shared, and with gradients of each learner; of policy workers."""
-    return 4 + (cfg.num_learners > 1) + 2 * cfg.num_learners + cfg.policy_workers_per_policy
+    return 4 + (len(cfg.learners) > 1) + 2 * len(cfg.learners) + cfg.policy_workers_per_policy
 
 
 def available_memory(store_prefix: str) -> int:
@@ -68,9 +76,19 @@ def share_of_rank(key: str, free: int) -> int:
     return int(from_rank_0(key, free)) // this_rank().local_world_size
 
 
-def check_memory(cfg: Config, needed_by: list[int], available: int) -> None:
-    """Raise `UserError` when a run needs more bytes than are available; needed_by: with the first policy, two, ..."""
+def check_memory(cfg: Config, needed_by: list[int], available: int, replays: int = 0) -> None:
+    """Raise `UserError` when a run needs more bytes than are available.
+
+    needed_by: with the first policy, two, ...; replays: of the last of these, the bytes of all replays.
+    """
     needed = needed_by[-1]
+    left = available - needed + replays  # for replays
+    if needed > available and replays and left > 0:
+        # the sum trees, whose sizes are powers of two, take up to twice as many bytes of a smaller replay: 16 a number
+        each = replays / cfg.replay_size + 16 * len(cfg.learners) * len(needed_by)
+        raise UserError(f"--replay_size={cfg.replay_size} takes {replays:,} bytes of memory, everything else "
+                        f"{needed - replays:,}, and {available:,} are free; use at most --replay_size="
+                        f"{int(left / each)}")
     if needed > available:
         fewer = [count for count, by in enumerate(needed_by, 1) if by <= available]
         cure = f"use --num_policies={fewer[-1]}, or lower" if fewer else "lower"

@@ -21,6 +21,7 @@ from runtime.memory import (
     check_one_hot,
     check_shared_memory,
     estimate_memory,
+    replay_bytes,
 )
 from runtime.seeding import NETWORK, derive_seed
 from runtime.training_state import check_optimizer, restore_weights
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
     info: EnvInfo
     cores: list[int | None]  # to which rollout workers are bound
     num_bytes: int  # of memory that the run needs, about
+    replay_bytes: int  # of them, exactly, those of replays
     # of each policy
     devices: list[torch.device]
     kinds: list[int]
@@ -55,8 +57,9 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
         given: those that the user has given. store_prefix: where the ranks find each other.
     """
     devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
-    if cfg.num_learners > 1 and devices[0].type != "cpu":
-        raise UserError(f"--num_learners={cfg.num_learners} shares weights in the memory of the CPU; set --device=cpu")
+    if len(cfg.learners) > 1 and devices[0].type != "cpu":
+        raise UserError(f"the {len(cfg.learners)} learners of a policy share weights in the memory of the CPU; set "
+                        "--device=cpu")
     info = probe(cfg, must_play_ahead=given.get("decorrelate_experience_max_seconds", 0) > 0)
     if cfg.self_play_past_fraction and len(info.agents) < 2:
         raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
@@ -69,9 +72,10 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
     check_num_slots(cfg, len(info.agents))
     needed = [estimate_memory(cfg, info, kinds[:count], models[:count], devices[:count])
               for count in range(1, cfg.num_policies + 1)]
-    check_memory(cfg, needed, available)
+    replays = replay_bytes(cfg, info, kinds, models)
+    check_memory(cfg, needed, available, replays)
     check_shared_memory(cfg, info, kinds, models, available_shared_memory(store_prefix))
-    return Plan(info, choose_cores(cfg), needed[-1], devices, kinds, models, paths, states)
+    return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states)
 
 
 def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],
@@ -85,6 +89,8 @@ def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],
     if state is not None:
         checkpoint.load_weights(model, state, path, cfg.algo)
         check_optimizer(algorithm.make_optimizer(model.parameters()), state)
+        algorithm.check_resumed(state)
+    algorithm.carry_settings(model)  # after those of a checkpoint were loaded
     return model, path, state
 
 
@@ -96,6 +102,6 @@ def restore(cfg: Config, buffers: SharedBuffers, plan: Plan) -> None:
             buffers.policy_steps[-1, policy] = state.get("policy_steps", state["env_steps"])
             buffers.best_score[policy], buffers.best_sort[policy] = checkpoint.best_score(cfg.run_dir, policy)
             restore_weights(cfg, policy, buffers.policies[policy].weights, model, state)
-            if cfg.num_learners > 1:
-                counts = torch.tensor([state["sgd_steps"], state["env_steps_trained"]])
+            if len(cfg.learners) > 1:
+                counts = torch.tensor([state["sgd_steps"], state["env_steps_trained"], state["sgd_steps"]])
                 buffers.policies[policy].shared_training.counts[:, 0] = counts

@@ -90,8 +90,8 @@ class PolicyRecords:
             row["true_objective"] = self.objective
         if self.matches:
             row["win_rate_vs_past"] = self.win_rate
-        for name in self.latest if self.training else ():
-            values = [stats[name] for stats in self.training]
+        for name in dict.fromkeys(name for stats in self.training for name in stats):
+            values = [stats[name] for stats in self.training if name in stats]  # some are of one learner alone
             row[name] = values[-1] if name in (*TOTALS, "learning_rate") else (
                 max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else mean(values))
         row.setdefault("sgd_steps", self.latest["sgd_steps"])

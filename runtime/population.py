@@ -125,7 +125,8 @@ class Population:
     # ---- effects -------------------------------------------------------------------------------------------------
 
     def _send(self, policy: int, message: tuple[int, int]) -> None:
-        self.buffers.policies[policy].commands[0].put(message)
+        for commands in self.buffers.policies[policy].commands[: None if message[0] == CONFIGURE else 1]:
+            commands.put(message)
 
     def _publish(self, policy: int) -> None:
         """Write a policy's numbers where its learner and the rollout workers read them, and into its files."""

@@ -83,6 +83,8 @@ def check_settings(cfg: "Config", store_prefix: str) -> None:
     for name, value in (("num_policies", 1), ("num_learners", 1), ("async_rl", True), ("serial_mode", False)):
         if getattr(cfg, name) != value:
             raise UserError(f"--{name}={getattr(cfg, name)} cannot be used with several ranks; set it to {value}")
+    if len(cfg.learners) > 1:
+        raise UserError(f"--algo={cfg.algo} has several learners of its own, and cannot be used with several ranks")
     text = json.dumps({name: value for name, value in vars(cfg).items() if name not in OWN_SETTINGS})
     of_rank_0 = json.loads(from_rank_0(f"{store_prefix}/settings", text))
     for name, value in json.loads(text).items():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 # what a generator is for
-ENVIRONMENT, AHEAD, SAMPLER, PROCESS, NETWORK, SHUFFLE, POPULATION, MAPPING, EVALUATION = range(9)
+ENVIRONMENT, AHEAD, SAMPLER, PROCESS, NETWORK, SHUFFLE, POPULATION, MAPPING, EVALUATION, REPLAY = range(10)
 MAX_SEED = 2**32 - 1  # one word of a SeedSequence; more would shift the parts of a key
 
 

@@ -1,9 +1,10 @@
-"""All that a learner's checkpoint holds: the model, its optimizer, the counters, the learning rate.
+"""All that a learner's checkpoint holds: the model, its optimizer, the counters, the learning rate, perhaps a replay.
 
 It is saved, resumed, copied from another policy (population-based training) and kept as a snapshot (self-play) as one.
 Owned by the learner; `learner.py` is what changes it.
 """
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from reducer import Reducer
 from runtime import checkpoint
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
-from shared_buffers import SAVE_BEST, SAVE_DONOR, SAVE_MILESTONE, SharedBuffers
+from shared_buffers import SAVE_BEST, SAVE_DONOR, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
 from weights import SharedWeights
 
 
@@ -66,6 +67,11 @@ class TrainingState:
                 "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
                 "population": self.place_in_population}
 
+    def newest(self, reducer: Reducer) -> dict[str, Any]:
+        """Return `state_dict`, after taking over what other learners have done."""
+        self.take_over(reducer)
+        return self.state_dict()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; the weights come from `SharedWeights`.
 
@@ -80,6 +86,7 @@ class TrainingState:
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Take over what an optimizer has learned, but not its settings."""
+        state = copy.deepcopy(state)  # its tensors may lie in a file
         self.optimizer.load_state_dict(state | {"param_groups": self.optimizer.state_dict()["param_groups"]})
 
     def count_sampled(self, rows: slice = slice(None)) -> torch.Tensor:
@@ -122,11 +129,14 @@ class TrainingState:
         """Make the weights the newest ones."""
         self.weights.publish(self.model, self.sgd_steps)
 
-    def save(self, reason: int) -> None:
+    def save(self, reason: int, kept: dict[str, Any], reducer: Reducer) -> None:
         """Write a checkpoint: SAVE_PERIODIC (the newest few are kept), SAVE_MILESTONE (all are kept), SAVE_BEST or, for
-        another policy to copy, SAVE_DONOR (both replace the one before)."""
+        another policy to copy, SAVE_DONOR (both replace the one before).
+
+        kept: what a periodic one keeps beside it, a replay.
+        """
         started = time.monotonic()
-        state = self.state_dict()
+        state = reducer.read_between_steps(lambda: self.newest(reducer)) | (kept if reason == SAVE_PERIODIC else {})
         if reason == SAVE_BEST:
             state["score"] = float(self.buffers.best_score[self.policy])
             state["sort_of_score"] = int(self.buffers.best_sort[self.policy])
@@ -154,7 +164,7 @@ class TrainingState:
             decays = self.cfg.lr_schedule == "linear_decay"
             self.learning_rate = self.linear_rate() if decays else self.cfg.learning_rate
 
-    def copy_policy(self, donor: int) -> None:
+    def copy_policy(self, donor: int, reducer: Reducer) -> None:
         """Take over the weights and the optimizer that another policy has saved.
 
         The counters and the learning rate stay this policy's own. Nobody learns any more from the actions of its former
@@ -164,7 +174,8 @@ class TrainingState:
         state = checkpoint.load_checkpoint(path)
         checkpoint.load_weights(self.model, state, path, self.cfg.algo)
         self.load_optimizer(state["optimizer"])
-        self.sgd_steps += 1  # a new version, from which on experience counts
+        reducer.replace_shared(self.model)
+        self.sgd_steps = reducer.add_sgd_step(self.sgd_steps)  # a new version, from which on experience counts
         self.weights.first_version = self.sgd_steps  # first, so that who acts with it knows it is another's
         self.publish()
 

@@ -474,6 +474,35 @@ def test_masks_come_with_the_observation_they_belong_to(register: Any, in_info: 
         check(result, [one.reset()[0] if step % 4 == 0 else one.step(None)[0] for one in alone], done=step % 4 == 3)
 
 
+class LastMaskEnv(gym.Env):
+    """Ends after one step; its last mask is a given one."""
+
+    observation_space = spaces.Dict(position=VECTOR, action_mask=spaces.MultiBinary(3))
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, mask: list[int], truncates: bool) -> None:
+        self.mask, self.truncates = mask, truncates
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return {"position": np.zeros(3, np.float32), "action_mask": np.ones(3, np.int8)}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs = {"position": np.ones(3, np.float32), "action_mask": np.array(self.mask, np.int8)}
+        return obs, 0.0, not self.truncates, self.truncates, {}
+
+
+@pytest.mark.parametrize(("mask", "truncates", "expected"), [
+    ([0, 1, 0], True, [0, 1, 0]),  # the best action of this state is asked for
+    ([0, 0, 0], True, [1, 1, 1]),
+    ([0, 1, 0], False, [1, 1, 1]), ([0, 0, 0], False, [1, 1, 1])])
+def test_the_mask_of_an_episodes_last_observation_counts_across_a_time_limit(
+        register: Any, mask: list[int], truncates: bool, expected: list[int]) -> None:
+    env = make(register(LastMaskEnv, mask=mask, truncates=truncates))
+    env.reset(0)
+    step = env.step([np.zeros((2, 1), np.float32)])
+    assert (step.obs[0]["action_mask"] == np.array(expected)).all()
+
+
 # ---- ids, packages, profiles -----------------------------------------------------------------------------------------
 
 

@@ -245,16 +245,15 @@ def test_taxi_gets_the_action_mask_of_its_info() -> None:
     taxi = gym.make("Taxi-v4").unwrapped
     (obs,) = env.reset(0).obs
     generator = np.random.default_rng(0)
-    done = np.zeros(4, bool)
+    terminated = np.zeros(4, bool)
     num_ends = 0
     for _ in range(450):
         for i, state in enumerate(obs["obs"]):
-            expected = np.ones(6) if done[i] else taxi.action_mask(int(state))
+            expected = np.ones(6) if terminated[i] else taxi.action_mask(int(state))
             assert (obs["action_mask"][i] == expected).all()
         allowed = [generator.choice(np.flatnonzero(mask)) for mask in obs["action_mask"]]
         (obs,), rewards, terminated, truncated, *_ = env.step([np.array(allowed, np.float32)[:, None]])
         assert (rewards > -10).all(), "no action was illegal"
-        done = terminated | truncated
-        num_ends += done.sum()
+        num_ends += (terminated | truncated).sum()
     assert num_ends >= 8
     env.close()

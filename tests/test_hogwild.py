@@ -66,7 +66,7 @@ def test_two_learners_share_weights_and_statistics_and_see_each_others_steps() -
         turn = step % 2
         for model in (models[turn], alone):
             set_gradients(model, step)
-        learners[turn].copy_weights(models[turn])
+        learners[turn].copy_weights()
         learners[turn].step(models[turn], optimizers[turn], 1.0)
         plain.step(alone, optimizer, 1.0)
         torch.testing.assert_close(models[turn].state_dict(), alone.state_dict())

@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (".", "envs", "runtime", "tools")
-BESIDE = {"evaluate.py", "benchmark.py", "impala.py", "a3c.py"}  # commands, other algorithms
+BESIDE = {"evaluate.py", "benchmark.py",  # commands
+          "impala.py", "a3c.py", "replay.py", "replay_feed.py", "q_learning.py", "apex.py", "pql.py"}  # algorithms
 
 
 def modules() -> dict[str, Path]:

@@ -101,7 +101,7 @@ class Rig:
     def prepared(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what the learner adds to a dataset."""
         with torch.no_grad():
-            return self.learner.algorithm.prepare(self.learner.model, clone(data), self.learner.evaluate)
+            return self.learner.algorithm.prepare(self.learner.model, clone(data), self.learner.ask)
 
     def batch(self, seed: int = 0) -> Batch:
         """Return a dataset of fresh trajectories, with the rows of the learner's next minibatches in order."""
@@ -581,7 +581,7 @@ def test_training_moves_every_used_weight(settings: dict[str, Any]) -> None:
 
 def test_minibatches_of_an_epoch_are_a_partition_of_the_dataset() -> None:
     rig = Rig(num_batches_per_epoch=3)
-    epochs = [list(rig.learner.minibatches()) for _ in range(2)]
+    epochs = [rig.learner.feed.split(rig.learner.shuffle) for _ in range(2)]
     for epoch in epochs:
         assert [len(indices) for indices in epoch] == [TRAJECTORIES] * 3
         assert sorted(torch.cat(epoch).tolist()) == list(range(3 * TRAJECTORIES))

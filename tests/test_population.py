@@ -37,6 +37,7 @@ from envs.families import probe
 from envs.reward_shaping import flatten_shaping
 from learner import Learner
 from pbt import assign_kinds
+from reducer import Reducer
 from runtime import crew, memory
 from runtime.checkpoint import DONOR, find_checkpoint, load_checkpoint, policy_dir
 from runtime.machine import choose_device
@@ -158,14 +159,14 @@ class Watch:
                 self.updates.append(Update(objectives, steps, decisions, len(TAPE)))
             return decisions
 
-        def watched_save(state: TrainingState, reason: int) -> None:
+        def watched_save(state: TrainingState, reason: int, kept: dict[str, Any], reducer: Reducer) -> None:
             if reason == SAVE_DONOR:
                 saved[state.policy] = copy.deepcopy(state.state_dict())
-            save(state, reason)
+            save(state, reason, kept, reducer)
 
-        def watched_copy(state: TrainingState, donor: int) -> None:
+        def watched_copy(state: TrainingState, donor: int, reducer: Reducer) -> None:
             before = copy.deepcopy(state.state_dict())
-            copy_policy(state, donor)
+            copy_policy(state, donor, reducer)
             self.copies.append(Copy(state.policy, donor, before, copy.deepcopy(state.state_dict()),
                                     flat({"model": state.weights.read(state.model)[0]}), saved[donor]))
 

@@ -98,7 +98,8 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
         buffers = SharedBuffers(alone, info, [0], [model], [device], None)
         workers = [RolloutWorker(alone, buffers, worker, lambda report: None) for worker in range(alone.num_workers)]
         server = PolicyWorker(alone, buffers, 0, device)
-        learner = Learner(alone, buffers, 0, 0, device, None, lambda report: None)
+        learners = [Learner(alone, buffers, 0, number, device, None, lambda report: None)
+                    for number in range(len(alone.learners))]
         fill_slots(buffers, workers, server)
         # one batch: while one half of the environments is stepped, the policy workers share the other's requests
         requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
@@ -110,8 +111,9 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
         buffers.agent_t.fill_(0)
         buffers.agent_slot.copy_(torch.arange(buffers.agent_slot.numel()).view_as(buffers.agent_slot))
         inference = time_of(lambda: serve(buffers, server, requests), seconds) / (len(requests) * agents)
-        training = time_of(lambda: train(buffers, learner), seconds) / (
-            alone.trajectories_per_dataset * alone.rollout * alone.num_epochs)
+        warm_up(buffers, learners)
+        training = time_of(lambda: train(buffers, learners), seconds) / (
+            trajectories_at_once(alone) * alone.rollout * alone.num_epochs)
     return Costs(simulation * 1e6, inference * 1e6, training * 1e6)
 
 
@@ -131,13 +133,26 @@ def serve(buffers: SharedBuffers, server: PolicyWorker, requests: list[tuple[int
     empty_inboxes(buffers)
 
 
-def train(buffers: SharedBuffers, learner: Learner) -> None:
-    """Train on one dataset, made of the first worker's trajectories over and over."""
-    missing = learner.cfg.trajectories_per_dataset
+def trajectories_at_once(cfg: Config) -> int:
+    """Return for how many trajectories the training is measured: a dataset, or what a replay asks one for."""
+    return max(1, round(cfg.trajectories_per_dataset / getattr(cfg, "replay_ratio", 1.0)))
+
+
+def warm_up(buffers: SharedBuffers, learners: list[Learner]) -> None:
+    """Fill a replay until training begins."""
+    while not learners[0].state.sgd_steps:
+        train(buffers, learners)
+
+
+def train(buffers: SharedBuffers, learners: list[Learner]) -> None:
+    """Train on the first worker's trajectories, over and over: on one dataset, or as often as a replay says."""
+    missing = trajectories_at_once(learners[0].cfg)
     while missing:
         slots = range(min(buffers.slots_per_worker, missing))
-        learner.feed.insert(SLOTS, *slots)
+        learners[0].feed.insert(SLOTS, *slots)
         missing -= len(slots)
+        for learner in learners[1:]:  # with a role of its own
+            learner.feed.turn()
     empty_inboxes(buffers)
 
 

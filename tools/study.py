@@ -7,6 +7,8 @@ A study is a TOML file: one task, a goal, settings to compare as flags of `train
     max_minutes = 8.0                       # a run that has not come so far is counted as failed
     seeds = [0, 1, 2]
     eval_episodes = 20                      # then score best.pt; left out: do not
+    by_evaluation = true                    # the goal is one of evaluations during training (--eval_every_env_steps in
+                                            # the flags), for algorithms that explore; left out: of training itself
     [settings]
     default = ""
     "two epochs" = "--num_epochs 2"
@@ -61,6 +63,18 @@ class Study:
     settings: dict[str, str]
     goal: float = math.inf
     eval_episodes: int = 0
+    by_evaluation: bool = False
+
+    def score(self, row: dict[str, Any]) -> float | None:
+        """Return the score in a row of metrics: a mean over a full window of episodes, or an evaluation; None."""
+        if self.by_evaluation:
+            return row.get("eval_return")
+        return row["mean_return"] if row["num_episodes"] >= RETURN_WINDOW else None
+
+    def is_reached(self, row: dict[str, Any]) -> bool:
+        """Tell whether the score of a row is at the goal."""
+        score = self.score(row)
+        return score is not None and score >= self.goal
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class Result:
     minutes: float  # to the goal, or to the end
     train_minutes: float  # of these, without the start of the processes
     env_steps: int
-    mean_return: float | None  # of the last 100 episodes; None when there were fewer
+    mean_return: float | None  # of the last 100 episodes, or the last evaluation; None when there were fewer
     others_percent: float  # what other programs took before it began, percent of one core
     evaluation: dict[str, float] = field(default_factory=dict)
 
@@ -150,9 +164,9 @@ def run(study: Study, setting: str, run_dir: Path, seed: int) -> Result:
             stop(process)
     if process.returncode or row is None:
         raise RunFailed(f"'{setting}' with seed {seed} failed, see {log}")
-    mean_return = row["mean_return"] if row["num_episodes"] >= RETURN_WINDOW else None
+    mean_return = next(filter(None, map(study.score, [row, *reversed(read_rows(run_dir))])), None)
     evaluation = evaluate(study.eval_episodes, run_dir, where, log) if study.eval_episodes else {}
-    return Result(setting, flags, seed, has_reached(row, study.goal), minutes, row["wall_sec"] / 60, row["env_steps"],
+    return Result(setting, flags, seed, study.is_reached(row), minutes, row["wall_sec"] / 60, row["env_steps"],
                   mean_return, others, evaluation)
 
 
@@ -163,7 +177,7 @@ def follow(process: subprocess.Popen, metrics: Path, study: Study, begun_at: flo
     while True:
         is_over = process.poll() is not None
         minutes, row = (time.monotonic() - begun) / 60, last_row(metrics, begun_at)
-        if is_over or minutes >= study.max_minutes or (row and has_reached(row, study.goal)):
+        if is_over or minutes >= study.max_minutes or (row and study.is_reached(row)):
             return row, minutes
         time.sleep(0.2)
 
@@ -176,11 +190,6 @@ def last_row(metrics: Path, begun_at: float) -> dict[str, Any] | None:
         file.seek(max(0, metrics.stat().st_size - 20_000))
         lines = file.read().split(b"\n")[:-1]
     return json.loads(lines[-1]) if lines else None
-
-
-def has_reached(row: dict[str, Any], goal: float) -> bool:
-    """Tell whether the mean return of a full window of episodes is at the goal."""
-    return row["num_episodes"] >= RETURN_WINDOW and row["mean_return"] >= goal
 
 
 def stop(process: subprocess.Popen) -> None:
@@ -236,7 +245,7 @@ def show(values: Iterable[float], digits: int) -> str:
 
 def describe(result: Result) -> str:
     """Say in one line what a run has come to."""
-    score = "fewer than 100 episodes" if result.mean_return is None else f"mean return {result.mean_return:.2f}"
+    score = "too few episodes" if result.mean_return is None else f"mean return {result.mean_return:.2f}"
     evaluated = f", evaluated {result.evaluation['mean']:.2f}" if result.evaluation else ""
     return (f"{result.setting}, seed {result.seed}: {score} after {result.minutes:.2f} min and "
             f"{result.env_steps:,} env_steps{evaluated}")
@@ -262,7 +271,8 @@ def make_table(study: Study, results: Sequence[Result]) -> str:
             rows.append([setting, str(len(runs)), show(returns, 1) if returns else "fewer than 100 episodes"])
         if study.eval_episodes:
             rows[-1].append(", ".join(f"{run.evaluation['mean']:.1f}" if run.evaluation else "-" for run in runs))
-    goal = f"Until a mean return of {study.goal:g}" if has_goal else f"After {study.max_minutes:g} minutes"
+    of = " in an evaluation" if study.by_evaluation else ""
+    goal = f"Until a mean return of {study.goal:g}{of}" if has_goal else f"After {study.max_minutes:g} minutes"
     lines = [f"{goal}; median of the seeds and its 95 % interval (bootstrap). `{study.flags}`", ""]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
@@ -272,9 +282,10 @@ def write_report(study: Study, results: Sequence[Result], folder: Path) -> None:
     (folder / "table.md").write_text(make_table(study, results))
     run_dirs = [folder / setting / f"seed_{result.seed}" for setting in study.settings
                 for result in results if result.setting == setting]
-    drawn = [run_dir for run_dir in run_dirs if any(row["mean_return"] is not None for row in read_rows(run_dir))]
+    key = "eval_return" if study.by_evaluation else "mean_return"
+    drawn = [run_dir for run_dir in run_dirs if any(row.get(key) is not None for row in read_rows(run_dir))]
     if drawn:
-        draw(drawn, folder / "curves.png", study.goal if math.isfinite(study.goal) else None, by_folder=True)
+        draw(drawn, folder / "curves.png", study.goal if math.isfinite(study.goal) else None, key, by_folder=True)
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,160 @@
+"""Ape-X: Q-learning from a prioritized replay that many actors fill, each with its own epsilon.
+
+    y_t     = R_t + discount_t * Q_target(x', argmax_a Q(x', a))          x' = x_{t+m}, R and discount as in `replay.py`
+    loss    = mean(w_t * huber(y_t - Q(x_t, a_t)))                        (double Q-learning, n-step)
+    Q(x, a) = V(x) + A(x, a) - mean of A(x, .) over the allowed actions   (dueling)
+    epsilon = 0.4^(1 + 7 i / (N - 1)) of agent i of N
+
+A transition's priority is |y - Q(x, a)|: first as of the networks that acted, where the trajectory shows x', and then
+that of the last SGD step it took part in. The target network is part of the model: a copy made every so many SGD steps.
+The targets of a dataset are computed at once, before its few SGD steps.
+
+Source: arXiv 1803.00933. Departures: Adam instead of RMSProp; a Huber loss; a fixed ratio of transitions trained on to
+transitions sampled, where in the paper actors and learner run as fast as they can.
+
+The bias of the n-step return, which takes the exploring actions for the best ones, is estimated as
+
+    bias_t  = sum over 0 < k < m of gamma^k (Q(x_{t+k}, a_{t+k}) - max_a Q(x_{t+k}, a))  <=  0
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from algorithm import Data, Loss
+from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
+from distributions import FORBIDDEN
+from losses import MaskedMean
+from model import ActorCritic
+from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
+from runtime.user_error import UserError
+from shared_buffers import Spec
+from supervisor import Supervisor
+
+
+@dataclass(frozen=True)
+class Settings(ReplaySettings):
+    """The settings of Ape-X."""
+
+    epsilon_base: float = option(0.4, "apex", "epsilon of the first agent", bounds=BELOW_ONE, tune=(0.01, 0.99))
+    epsilon_power: float = option(7.0, "apex", "the last agent's epsilon is that of the first to the power of 1 + this",
+                                  bounds=NOT_NEGATIVE, tune=(0.1, 20.0))
+    target_every_sgd_steps: int = option(100, "apex", "SGD steps between two copies of the target network",
+                                         bounds=POSITIVE)
+
+
+COMMON: dict[str, Any] = {
+    "num_batches_per_epoch": 4, "max_grad_norm": 40.0, "learning_rate": 2.5e-4, "rollout": 32, "batch_size": 128}
+FAMILIES = ("atari", "box2d", "mujoco", "minigrid", "vizdoom", "pettingzoo", "other")
+PROFILES: dict[str, dict[str, Any]] = dict.fromkeys(FAMILIES, COMMON) | {
+    "vizdoom": COMMON | {"replay_size": 100_000},
+    "classic_control": COMMON | {
+        "rollout": 16, "batch_size": 64, "learning_rate": 3e-4, "replay_size": 50_000, "replay_warmup": 1_024,
+        "replay_ratio": 16.0}}
+
+
+class QNetwork(ActorCritic):
+    """Q-values of every action, from a value and advantages that share encoder and core; and a target network."""
+
+    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
+        super().__init__(cfg, obs_space, action_space)
+        self.target = frozen_copy(self)
+        self.register_buffer("exploration", torch.zeros(2))  # epsilon's base and power, for who acts
+
+    def forward(self, normalized: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Q-values [B * L, A] (forbidden actions: `FORBIDDEN`), values [B * L], hidden states (none)."""
+        advantages, values, rnn_states = super().forward(normalized, rnn_states, new_episode)
+        allowed = advantages > FORBIDDEN / 2
+        mean = (advantages * allowed).sum(-1) / allowed.sum(-1)
+        return torch.where(allowed, advantages + (values - mean)[:, None], FORBIDDEN), values, rnn_states
+
+
+class ApeX(ReplayAlgorithm):
+    """Distributed prioritized double Q-learning."""
+
+    Settings = Settings
+    profiles = PROFILES
+
+    def check_spaces(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
+        if not isinstance(action_space, spaces.Discrete):
+            other = "pql or appo" if isinstance(action_space, spaces.Box) else "appo"
+            name = " ".join(str(action_space).split())
+            raise UserError(f"--algo=apex needs one discrete action, not {name}; use --algo={other}")
+
+    def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
+        return QNetwork(self.cfg, obs_space, action_space)
+
+    def carry_settings(self, model: nn.Module) -> None:
+        model.exploration.copy_(torch.tensor([self.cfg.epsilon_base, self.cfg.epsilon_power]))
+
+    # ---- acting --------------------------------------------------------------------------------------------------
+
+    def columns(self, action_space: spaces.Space) -> dict[str, Spec]:
+        return {"q_taken": Spec((), torch.float32), "q_best": Spec((), torch.float32)}
+
+    def act(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor, *,
+            deterministic: bool = False, agent_rank: Tensor | None = None) -> tuple[Data, Tensor]:
+        q, _, rnn_states = model(model.normalize(obs), rnn_states, new_episode[:, None])
+        best, actions = q.max(-1, keepdim=True)
+        if agent_rank is not None:
+            base, power = model.exploration
+            explores = torch.rand_like(agent_rank) < base ** (1 + power * agent_rank)
+            any_allowed = (q > FORBIDDEN / 2).float().multinomial(1)
+            actions = torch.where(explores[:, None], any_allowed, actions)
+        return {"actions": actions.float(), "q_taken": q.gather(-1, actions)[:, 0], "q_best": best[:, 0]}, rnn_states
+
+    # ---- learning ------------------------------------------------------------------------------------------------
+
+    def row_specs(self, specs: Mapping[str, Spec]) -> dict[str, Spec]:
+        return super().row_specs(specs) | {"n_step_bias": Spec((), torch.float32)}
+
+    def describe(self, trajectory: Data) -> Data:
+        """Compute first priorities where the best Q-value of x' is known: not after the last row (nan there)."""
+        gaps, best = trajectory["q_taken"] - trajectory["q_best"], trajectory["q_best"]
+        steps, length = trajectory["steps"], len(best)
+        position = torch.arange(length) + steps
+        follows = torch.where(position < length, best[position.clamp(max=length - 1)], torch.nan)
+        follows = torch.where(trajectory["discounts"] > 0, trajectory["discounts"] * follows, 0.0)
+        bias = torch.zeros_like(best)
+        for k in range(1, min(self.cfg.n_step, length)):
+            bias[: length - k] += torch.where(steps[: length - k] > k, self.cfg.gamma**k * gaps[k:], 0.0)
+        return {"priorities": (trajectory["rewards"] + follows - trajectory["q_taken"]).abs() + 1e-6,
+                "n_step_bias": bias}
+
+    def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, ...]:
+        return model(model.normalize(obs), rnn_states, new_episode)[:1]
+
+    @staticmethod
+    def evaluate_following(model: nn.Module, obs: Data, rnn_states: Tensor,
+                           new_episode: Tensor) -> tuple[Tensor, ...]:
+        """Return the target network's Q-values of the actions that the newest one prefers."""
+        normalized = model.normalize(obs)
+        best = model(normalized, rnn_states, new_episode)[0].argmax(-1, keepdim=True)
+        return (model.target(normalized, rnn_states, new_episode)[0].gather(-1, best)[:, 0],)
+
+    def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
+        return {"targets": data["rewards"] + data["discounts"] * ask(following(data), self.evaluate_following)[0]}
+
+    def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
+        q = outputs[0].gather(-1, data["actions"].long())[..., 0]
+        loss = mean(data["weights"] * F.smooth_l1_loss(q, data["targets"], reduction="none"))
+        with torch.no_grad():
+            errors = (q - data["targets"]).abs()
+            statistics = {"loss": loss, "td_error": mean(errors), "q": mean(q), "q_max": q.max(),
+                          "n_step_bias": mean(data["n_step_bias"]), "epsilon_max": model.exploration[0]}
+            return Loss(loss, statistics, priorities=errors + 1e-6)
+
+    def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
+        if sgd_steps % self.cfg.target_every_sgd_steps == 0:
+            follow(model.target, model, 1.0)
+
+
+class APEX(Supervisor):
+    """The system with this algorithm, for use from Python."""
+
+    algo = "apex"

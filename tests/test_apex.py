@@ -1,0 +1,215 @@
+"""Tests of Ape-X: its targets, loss and priorities against slow references, who explores, that it learns."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from parts import learners
+from torch import Tensor
+
+from apex import APEX, ApeX
+from distributions import FORBIDDEN
+from envs.flat_spaces import ACTION_MASK
+from evaluate import main as evaluate
+from losses import MaskedMean
+from reducer import ALONE
+from runtime.checkpoint import find_checkpoint, load_checkpoint
+from runtime.run_folder import configure
+from runtime.user_error import UserError
+from train import main as train
+
+OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32), ACTION_MASK: spaces.MultiBinary(5)}
+ACTIONS = spaces.Discrete(5)
+
+
+def make(**settings: Any) -> tuple[ApeX, torch.nn.Module]:
+    """Make the algorithm and a network whose target differs from it."""
+    torch.manual_seed(0)
+    algorithm = ApeX(configure({"env": "CartPole-v1", "algo": "apex", "normalize_input": False} | settings))
+    model = algorithm.make_model(OBS_SPACE, ACTIONS)
+    algorithm.carry_settings(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return algorithm, model
+
+
+def random_obs(count: int) -> dict[str, Tensor]:
+    masks = torch.rand(count, 5) < 0.6
+    masks[torch.arange(count), torch.randint(5, (count,))] = True
+    return {"obs": torch.randn(count, 4), ACTION_MASK: masks.to(torch.uint8)}
+
+
+def slow_q(model: torch.nn.Module, obs: dict[str, Tensor], row: int) -> list[float]:
+    """Compute V + A - mean of A over what is allowed, one observation at a time; nan: forbidden."""
+    with torch.no_grad():
+        features = model.encoder({"obs": obs["obs"][row : row + 1]})
+        advantages, value = model.policy_head(features)[0].tolist(), float(model.value_head(features))
+    allowed = [bool(bit) for bit in obs[ACTION_MASK][row]]
+    mean = sum(a for a, ok in zip(advantages, allowed, strict=True) if ok) / sum(allowed)
+    return [value + a - mean if ok else float("nan") for a, ok in zip(advantages, allowed, strict=True)]
+
+
+def test_dueling_double_q_targets_and_the_loss_equal_a_slow_reference() -> None:
+    algorithm, model = make()
+    size = 40
+    obs, later = random_obs(size), random_obs(size)
+    data: dict[str, Tensor] = {f"obs/{name}": value for name, value in obs.items()}
+    data |= {f"following_obs/{name}": value for name, value in later.items()}
+    data |= {"rewards": torch.randn(size), "weights": torch.rand(size), "n_step_bias": torch.zeros(size),
+             "discounts": torch.where(torch.rand(size) < 0.2, 0.0, 0.9), "new_episode": torch.ones(size).bool(),
+             "actions": obs[ACTION_MASK].float().argmax(1, keepdim=True).float(), "rnn_states": torch.zeros(size, 0)}
+    data = {name: value[:, None] for name, value in data.items()}
+
+    def ask(rows: dict[str, Tensor], function: Any) -> tuple[Tensor, ...]:
+        parts = {name.removeprefix("obs/"): rows[name][:, 0] for name in rows if name.startswith("obs/")}
+        return tuple(out[:, None] for out in function(model, parts, rows["rnn_states"][:, 0], rows["new_episode"]))
+
+    with torch.no_grad():
+        data |= algorithm.prepare(model, data, ask)
+    outputs = algorithm.evaluate(model, obs, torch.zeros(size, 0), torch.ones(size, 1).bool())
+    by_time = {name: value.transpose(0, 1) for name, value in data.items()}
+    mean = MaskedMean(torch.ones(1, size).bool(), ALONE)
+    loss = algorithm.loss(model, tuple(out[None] for out in outputs), by_time, mean)
+
+    total, errors = 0.0, []
+    for row in range(size):
+        newest, target = slow_q(model, later, row), slow_q(model.target, later, row)
+        best = max((q, a) for a, q in enumerate(newest) if not np.isnan(q))[1]
+        y = float(data["rewards"][row]) + float(data["discounts"][row]) * target[best]
+        assert float(data["targets"][row]) == pytest.approx(y, abs=1e-4)
+        action = int(data["actions"][row])
+        error = slow_q(model, obs, row)[action] - y
+        errors.append(abs(error))
+        total += float(data["weights"][row]) * (error**2 / 2 if abs(error) < 1 else abs(error) - 0.5) / size
+    assert float(loss.total.detach()) == pytest.approx(total, rel=1e-4)
+    np.testing.assert_allclose(loss.priorities[0], errors, atol=1e-4)
+    loss.total.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not any(name.startswith("target") for name, _ in model.named_parameters()), "no optimizer sees the target"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_first_priorities_and_the_bias_are_those_of_the_networks_that_acted(n: int) -> None:
+    algorithm, _ = make(n_step=n, gamma=0.9)
+    length = 12
+    rewards, taken = torch.randn(length), torch.randn(length)
+    best = taken + torch.rand(length) * (torch.rand(length) < 0.5)
+    ends = {4: "terminated", 8: "truncated"}
+    returns, discounts, steps = [], [], []
+    for t in range(length):
+        stop = min([end for end in ends if end >= t] + [t + n - 1, length - 1])
+        steps.append(stop - t + 1)
+        returns.append(sum(0.9**k * float(rewards[t + k]) for k in range(steps[-1])))
+        discounts.append(0.0 if ends.get(stop) == "terminated" else 0.9 ** steps[-1])
+    found = algorithm.describe({
+        "rewards": torch.tensor(returns), "discounts": torch.tensor(discounts), "steps": torch.tensor(steps),
+        "q_taken": taken, "q_best": best})
+    for t in range(length):
+        later = t + steps[t]
+        if discounts[t] and later == length:
+            assert found["priorities"][t].isnan(), "nobody has looked at what follows the trajectory"
+        else:
+            follows = discounts[t] * float(best[later]) if discounts[t] else 0.0
+            assert float(found["priorities"][t]) == pytest.approx(abs(returns[t] + follows - float(taken[t])), abs=1e-5)
+        bias = sum(0.9**k * float(taken[t + k] - best[t + k]) for k in range(1, steps[t]))
+        assert float(found["n_step_bias"][t]) == pytest.approx(bias, abs=1e-5)
+
+
+def test_each_agent_explores_by_its_own_epsilon_among_what_is_allowed() -> None:
+    algorithm, model = make()
+    count = 4000
+    obs = {name: value[:1].expand(count, -1) for name, value in random_obs(1).items()}
+    obs[ACTION_MASK] = torch.tensor([1, 0, 1, 1, 0], dtype=torch.uint8).expand(count, -1)
+    states, new = torch.zeros(count, 0), torch.ones(count).bool()
+    with torch.no_grad():
+        greedy = algorithm.act(model, obs, states, new)[0]
+        assert len(greedy["actions"].unique()) == 1
+        assert torch.equal(greedy["q_taken"], greedy["q_best"])
+        for agent_rank, epsilon in ((0.0, 0.4), (0.5, 0.4**4.5), (1.0, 0.4**8)):
+            columns = algorithm.act(model, obs, states, new, agent_rank=torch.full((count,), agent_rank))[0]
+            assert set(columns["actions"].unique().tolist()) <= {0.0, 2.0, 3.0}
+            others = float((columns["actions"] != greedy["actions"]).float().mean())
+            expected = epsilon * 2 / 3
+            assert others == pytest.approx(expected, abs=4 * (expected / count) ** 0.5 + 1e-9)
+    assert (model(model.normalize(obs), states, new[:, None])[0][:, 1] == FORBIDDEN).all()
+
+
+def test_the_target_network_is_a_copy_made_every_so_many_steps() -> None:
+    algorithm, model = make(target_every_sgd_steps=10)
+    before = model.target.policy_head.weight.clone()
+    algorithm.after_sgd_step(model, 19)
+    assert torch.equal(model.target.policy_head.weight, before)
+    algorithm.after_sgd_step(model, 20)
+    assert torch.equal(model.target.policy_head.weight, model.policy_head.weight)
+    assert model.target.policy_head.weight.data_ptr() != model.policy_head.weight.data_ptr()
+
+
+@pytest.mark.parametrize(("env", "message"), [
+    ("Pendulum-v1", "--algo=apex needs one discrete action, not Box.* use --algo=pql or appo"),
+    ("tiny_envs:ActsMultiDiscrete", "--algo=apex needs one discrete action, not MultiDiscrete.* use --algo=appo"),
+])
+def test_other_actions_are_refused_with_the_algorithm_that_fits(env: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        APEX(env, train_dir=str(tmp_path), serial_mode=True)
+
+
+def test_a_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="leave out --core, a memory"):
+        APEX("CartPole-v1", train_dir=str(tmp_path), serial_mode=True, core="examples.custom_core:LeakyCore")
+
+
+SMALL: dict[str, Any] = {
+    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 2,
+    "encoder_mlp_layers": (8,), "device": "cpu", "replay_size": 2000, "replay_warmup": 128}
+
+
+def test_a_population_mutates_exploration_and_each_policy_keeps_its_replay(tmp_path: Path) -> None:
+    """A copy brings weights; replay, counters and exploration stay this policy's own."""
+    with APEX("CartPole-v1", train_dir=str(tmp_path), serial_mode=True, num_policies=2, with_pbt=True,
+              pbt_start_mutation=300, pbt_period_env_steps=300, pbt_replace_reward_gap=0.0, pbt_mutation_rate=1.0,
+              pbt_replace_reward_gap_absolute=0.0, pbt_replace_fraction=0.5, **SMALL) as system:
+        system.train(2000)
+        events = [json.loads(line) for line in (system.cfg.run_dir / "population.jsonl").read_text().splitlines()]
+        assert any("replaced" in str(event.values()) or event.get("donor") is not None for event in events)
+        for policy, learner in enumerate(learners(system)):
+            assert learner.feed.inserted > 500
+            assert learner.feed.drawn <= learner.cfg.replay_ratio * (learner.feed.inserted - 128)
+            base, power = learner.model.exploration.tolist()
+            own = learner.state.cfg
+            assert (base, power) == pytest.approx((own.epsilon_base, own.epsilon_power), rel=1e-5)
+            assert own.epsilon_base != 0.4 or policy == 0
+            published = system.buffers.policies[policy].weights.read(learner.model)[0]["exploration"]
+            assert published.tolist() == pytest.approx([base, power])
+
+
+def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_the_replay(tmp_path: Path) -> None:
+    flags = ["--env", "CartPole-v1", "--algo", "APEX", "--train_dir", str(tmp_path), "--experiment", "run",
+             "--eval_every_env_steps", "1000", "--report_interval_sec", "0.2", "--rollout", "8", "--batch_size", "32",
+             "--replay_warmup", "128"]
+    for goal in (2000, 4000):
+        assert train([*flags, "--train_for_env_steps", str(goal)]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if "q" in row]
+    for name in ("replay_transitions", "replay_ratio", "replay_age", "priority_max", "epsilon_max", "q", "q_max",
+                 "td_error", "n_step_bias", "policy_lag_mean", "grad_norm"):
+        assert np.isfinite([row[name] for row in trained]).all(), name
+    assert trained[-1]["n_step_bias"] <= 0
+    assert trained[-1]["replay_ratio"] <= 16.0
+    state = load_checkpoint(find_checkpoint(tmp_path / "run"))
+    assert state["algo"] == "apex"
+    assert "replay" not in state
+    assert any(name.startswith("target.") for name in state["model"]), "a resumed run goes on with the same targets"
+    assert evaluate([*flags[:2], *flags[4:8], "--episodes", "2"]) == 0
+
+
+@pytest.mark.slow
+def test_it_learns_cartpole(tmp_path: Path) -> None:
+    with APEX("CartPole-v1", train_dir=str(tmp_path), seed=1, eval_every_env_steps=10_000, eval_episodes=20,
+              device="cpu") as system:
+        system.train(60_000, should_stop=lambda: system.buffers.best_score[0] >= 400)
+        assert float(system.buffers.best_score[0]) >= 400

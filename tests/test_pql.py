@@ -1,0 +1,286 @@
+"""Tests of PQL: its targets and losses against slow references, its two learners, that it learns."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from parts import learners
+from torch import Tensor
+
+from evaluate import main as evaluate
+from losses import MaskedMean
+from pql import PQL, P, ParallelQLearning, V
+from reducer import ALONE
+from runtime.checkpoint import find_checkpoint, load_checkpoint
+from runtime.run_folder import configure
+from runtime.user_error import UserError
+from train import main as train
+
+OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
+ACTIONS = spaces.Box(-2, 2, (3,), np.float32)
+
+
+def make(role: str, **settings: Any) -> tuple[ParallelQLearning, torch.nn.Module]:
+    """Make the algorithm and networks whose targets differ from them."""
+    torch.manual_seed(0)
+    algorithm = ParallelQLearning(configure({"env": "Pendulum-v1", "algo": "pql", "normalize_input": False} | settings),
+                                  role)
+    model = algorithm.make_model(OBS_SPACE, ACTIONS)
+    algorithm.carry_settings(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return algorithm, model
+
+
+def numpy_mlp(layers: list[tuple[np.ndarray, np.ndarray]], x: np.ndarray) -> np.ndarray:
+    for number, (weight, bias) in enumerate(layers, 1):
+        x = weight @ x + bias
+        x = np.maximum(x, 0) if number < len(layers) else x
+    return x
+
+
+def layers_of(module: torch.nn.Module) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the weights and biases of all linear layers, in order."""
+    return [(part.weight.detach().double().numpy(), part.bias.detach().double().numpy()) for part in module.modules()
+            if isinstance(part, torch.nn.Linear)]
+
+
+def slow_q(network: torch.nn.Module, obs: Tensor, action: np.ndarray) -> float:
+    return float(numpy_mlp(layers_of(network), np.concatenate([obs.double().numpy(), action]))[0])
+
+
+def slow_action(policy: torch.nn.Module, obs: Tensor) -> np.ndarray:
+    return np.tanh(numpy_mlp(layers_of(policy), obs.double().numpy()))
+
+
+def minibatch(size: int) -> dict[str, Tensor]:
+    data = {"obs/obs": torch.randn(size, 4), "following_obs/obs": torch.randn(size, 4), "rewards": torch.randn(size),
+            "discounts": torch.where(torch.rand(size) < 0.2, 0.0, 0.97), "weights": torch.rand(size),
+            "actions": torch.rand(size, 3) * 2 - 1, "new_episode": torch.ones(size).bool(),
+            "rnn_states": torch.zeros(size, 0)}
+    return {name: value[:, None] for name, value in data.items()}
+
+
+def test_clipped_double_q_targets_and_the_loss_of_the_v_learner_equal_a_slow_reference() -> None:
+    algorithm, model = make(V, target_noise=0.0, replay_alpha=0.5)
+    size = 20
+    data = minibatch(size)
+
+    def ask(rows: dict[str, Tensor], function: Any) -> tuple[Tensor, ...]:
+        out, = function(model, {"obs": rows["obs/obs"][:, 0]}, rows["rnn_states"][:, 0], rows["new_episode"])
+        return (out[:, None],)
+
+    with torch.no_grad():
+        data |= algorithm.prepare(model, data, ask)
+    outputs = algorithm.evaluate(model, {"obs": data["obs/obs"][:, 0]}, torch.zeros(size, 0), data["new_episode"],
+                                 data["actions"][:, 0])
+    mean = MaskedMean(torch.ones(1, size).bool(), ALONE)
+    loss = algorithm.loss(model, tuple(out[None] for out in outputs),
+                          {name: value.transpose(0, 1) for name, value in data.items()}, mean)
+    total = 0.0
+    for row in range(size):
+        later = data["following_obs/obs"][row, 0]
+        action = slow_action(model.target_policy, later)
+        y = float(data["rewards"][row]) + float(data["discounts"][row]) * min(
+            slow_q(network, later, action) for network in model.target_q)
+        assert float(data["targets"][row]) == pytest.approx(y, abs=1e-4)
+        errors = [slow_q(network, data["obs/obs"][row, 0], data["actions"][row, 0].double().numpy()) - y
+                  for network in model.q]
+        total += float(data["weights"][row]) * sum(error**2 for error in errors) / size
+        assert float(loss.priorities[0, row]) == pytest.approx(np.mean(np.abs(errors)), abs=1e-4)
+    assert float(loss.total.detach()) == pytest.approx(total, rel=1e-4)
+    loss.total.backward()
+    with_gradient = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == {"q"}
+
+
+def test_the_p_learner_raises_the_smaller_q_value_and_changes_the_policy_alone() -> None:
+    algorithm, model = make(P)
+    obs = torch.randn(20, 4)
+    outputs = algorithm.evaluate(model, {"obs": obs}, torch.zeros(20, 0), torch.ones(20, 1).bool())
+    loss = algorithm.loss(model, tuple(out[None] for out in outputs), {},
+                          MaskedMean(torch.ones(1, 20).bool(), ALONE))
+    expected = np.mean([min(slow_q(q, row, slow_action(model.policy, row)) for q in model.q) for row in obs])
+    assert float(loss.total.detach()) == pytest.approx(-expected, rel=1e-4)
+    loss.total.backward()
+    with_gradient = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == {"encoder", "policy_head"}
+
+
+def test_v_updates_move_the_targets_by_tau() -> None:
+    algorithm, model = make(V, target_tau=0.25)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    algorithm.after_sgd_step(model, 1)
+    after = model.state_dict()
+    for part, target in (("q.", "target_q."), ("encoder.", "target_policy.0."), ("policy_head.", "target_policy.1.")):
+        names = [name for name in before if name.startswith(part)]
+        assert names
+        for name in names:
+            copy = name.replace(part, target, 1)
+            torch.testing.assert_close(after[copy], 0.75 * before[copy] + 0.25 * before[name])
+            assert torch.equal(after[name], before[name])
+
+
+def test_each_agent_has_its_own_noise_and_whoever_is_evaluated_has_none() -> None:
+    algorithm, model = make("", noise_min=0.1, noise_max=0.3)
+    obs = {"obs": torch.zeros(3000, 4)}
+    with torch.no_grad():
+        quiet = algorithm.act(model, obs, torch.zeros(3000, 0), torch.ones(3000).bool())[0]["actions"]
+        assert torch.equal(quiet, quiet[:1].expand(3000, -1))
+        for agent_rank, deviation in ((0.0, 0.1), (0.5, 0.2), (1.0, 0.3)):
+            rank = torch.full((3000,), agent_rank)
+            columns, _ = algorithm.act(model, obs, torch.zeros(3000, 0), torch.ones(3000).bool(), agent_rank=rank)
+            actions = columns["actions"]
+            assert actions.abs().max() <= 1
+            assert float((actions - quiet)[:, 0].std()) == pytest.approx(deviation, rel=0.1)
+
+
+# ---- the system --------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 2,
+    "encoder_mlp_layers": (16,), "device": "cpu", "replay_size": 4000, "replay_warmup": 128, "replay_ratio": 32.0}
+
+
+def in_serial_mode(tmp_path: Path, **settings: Any) -> PQL:
+    return PQL("Pendulum-v1", train_dir=str(tmp_path), serial_mode=True, **SMALL | settings)
+
+
+def test_both_ratios_are_exact_and_the_second_replay_holds_observations_alone(tmp_path: Path) -> None:
+    with in_serial_mode(tmp_path, policy_ratio=0.5) as system:
+        system.train(1000)
+        v, p = learners(system)
+        of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
+        assert v.feed.inserted == p.feed.inserted
+        assert of_v * 32 == v.feed.drawn <= 32.0 * (v.feed.inserted - 128) < v.feed.drawn + 64
+        assert of_p * 32 == p.feed.drawn
+        assert of_p <= of_v / 2 < of_p + 2
+        assert set(p.feed.replay.columns) == {"obs/obs", "policy_lag"}
+        assert torch.equal(p.feed.replay.columns["obs/obs"], v.feed.replay.columns["obs/obs"])
+        system.save()
+        assert v.state.sgd_steps == of_v + of_p
+
+
+def test_the_ratios_are_held_between_processes(tmp_path: Path) -> None:
+    with PQL("Pendulum-v1", train_dir=str(tmp_path), policy_ratio=0.25, decorrelate_experience_max_seconds=0.0,
+             **SMALL) as system:
+        system.train(1500)
+        system.save()
+        of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
+    assert of_v <= system.env_steps - 128
+    # one message of slots may be under way and one be filled; two datasets are in the learner's hands
+    assert of_v >= system.env_steps - 128 - 2 * 4 * 8 - 4
+    assert of_v / 4 - 6 <= of_p <= of_v / 4
+
+
+def test_each_learner_writes_its_own_part_and_one_checkpoint_holds_both(tmp_path: Path) -> None:
+    with in_serial_mode(tmp_path) as system:
+        begin = {name: value.clone() for name, value in learners(system)[0].model.state_dict().items()}
+        system.train(600)
+        v, p = learners(system)
+        system.save()
+        state = load_checkpoint(find_checkpoint(system.cfg.run_dir))
+        own = {name.split(".")[0]: parameter.requires_grad for name, parameter in v.model.named_parameters()}
+        assert own == {"encoder": False, "policy_head": False, "q": True}
+        assert {name.split(".")[0]: parameter.requires_grad for name, parameter in p.model.named_parameters()} == {
+            "encoder": True, "policy_head": True, "q": False}
+        for name, value in state["model"].items():
+            if name.split(".")[0] in ("encoder", "policy_head", "q", "target_q", "target_policy"):
+                assert not torch.equal(value, begin[name]), name
+        steps = [entry["step"].item() for entry in state["optimizer"]["state"].values()]
+        of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
+        assert set(steps) == {of_v, of_p}
+    with in_serial_mode(tmp_path) as system:
+        assert system.versions == [of_v + of_p]
+        for learner in learners(system):
+            torch.testing.assert_close(learner.model.state_dict(), state["model"], rtol=0, atol=0)
+        system.train(600)
+        later_v, later_p = (system.buffers.policies[0].shared_training.counts[0]
+                            - torch.tensor([of_v + of_p, 0])).tolist()
+        assert later_p <= later_v / 2 < later_p + 2, "the ratio holds for each start"
+
+
+def test_a_saved_replay_is_resumed_with_by_both_learners(tmp_path: Path) -> None:
+    with in_serial_mode(tmp_path, save_replay=True) as system:
+        system.train(600)
+        before = [learner.feed for learner in learners(system)]
+    with in_serial_mode(tmp_path) as system:
+        for old, learner in zip(before, learners(system), strict=True):
+            assert learner.feed.inserted == old.inserted
+            for name, array in old.replay.arrays.items():
+                assert name == "policy_lag" or torch.equal(learner.feed.replay.arrays[name], array), name
+        system.train(200)
+        assert learners(system)[0].feed.drawn > before[0].drawn
+
+
+def test_a_population_of_two_learners_each(tmp_path: Path) -> None:
+    """Both learners of a policy get its settings, and a copy of both parts of the donor."""
+    with in_serial_mode(tmp_path, num_policies=2, with_pbt=True, pbt_start_mutation=300, pbt_period_env_steps=300,
+                        pbt_mutation_rate=1.0, pbt_replace_reward_gap=0.0, pbt_replace_reward_gap_absolute=0.0,
+                        pbt_replace_fraction=0.5) as system:
+        system.train(1800)
+        events = [json.loads(line) for line in (system.cfg.run_dir / "population.jsonl").read_text().splitlines()]
+        assert any(event.get("donor") is not None for event in events)
+        for policy in range(2):
+            v, p = learners(system)[2 * policy : 2 * policy + 2]
+            assert v.cfg.learning_rate == p.cfg.learning_rate
+            assert v.cfg.noise_max == p.cfg.noise_max == pytest.approx(float(v.model.exploration[1]))
+        assert learners(system)[2].cfg.noise_max != 0.8
+
+
+def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_both_learners(tmp_path: Path) -> None:
+    flags = ["--env", "Pendulum-v1", "--algo", "PQL", "--train_dir", str(tmp_path), "--experiment", "run",
+             "--eval_every_env_steps", "1000", "--report_interval_sec", "0.2", "--rollout", "8", "--batch_size", "32",
+             "--replay_ratio", "32", "--replay_warmup", "256", "--decorrelate_experience_max_seconds", "0"]
+    for goal in (1000, 2000):
+        assert train([*flags, "--train_for_env_steps", str(goal)]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for name in ("q", "q_loss", "td_error", "noise_max", "grad_norm", "replay_ratio", "p_policy_loss", "p_grad_norm",
+                 "p_replay_transitions"):
+        values = [row[name] for row in rows if name in row]
+        assert values, name
+        assert np.isfinite(values).all(), name
+    assert evaluate(["--env", "Pendulum-v1", "--train_dir", str(tmp_path), "--experiment", "run",
+                     "--episodes", "2"]) == 0
+
+
+class Unbounded(gym.Env):
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return np.zeros(2, np.float32), 0.0, False, True, {}
+
+
+@pytest.mark.parametrize(("env", "settings", "message"), [
+    ("CartPole-v1", {}, "--algo=pql needs continuous actions, not Discrete.*; use --algo=apex or appo"),
+    ("tiny_envs:ActsMultiDiscrete", {}, "--algo=pql needs continuous actions, not MultiDiscrete.*; use --algo=appo"),
+    (Unbounded, {}, "--algo=pql needs bounded actions, not Box.*; use --algo=appo"),
+    ("Pendulum-v1", {"num_learners": 2, "serial_mode": False}, "has no use for --num_learners=2; leave it at 1"),
+    ("Pendulum-v1", {"squash_actions": True}, "deterministic policy of its own; leave out --squash_actions"),
+    ("Pendulum-v1", {"core": "examples.custom_core:LeakyCore"}, "deterministic policy of its own; leave out --core"),
+    ("Pendulum-v1", {"policy_ratio": 0.0}, "--policy_ratio=0.0 must be greater than 0"),
+    ("Pendulum-v1", {"use_rnn": True}, "has no use for --use_rnn=True"),
+])
+def test_what_it_cannot_do_is_refused_in_one_line(env: Any, settings: dict[str, Any], message: str,
+                                                  tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        PQL(env, train_dir=str(tmp_path), **{"serial_mode": True} | settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_it_learns_pendulum(tmp_path: Path) -> None:
+    with PQL("Pendulum-v1", train_dir=str(tmp_path), seed=1, eval_every_env_steps=1_000, eval_episodes=10,
+             device="cpu") as system:
+        system.train(20_000, should_stop=lambda: system.buffers.best_score[0] > -200)
+        assert float(system.buffers.best_score[0]) > -200

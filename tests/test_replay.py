@@ -1,0 +1,422 @@
+"""Tests of the replay: its sum tree, its n-step returns, its frames, what is drawn, saved and forgotten."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from parts import learners
+from torch import Tensor
+
+from algorithm import Loss
+from apex import APEX, ApeX
+from replay import Drawn, Replay, layout, n_step
+from runtime.run_folder import configure
+from runtime.sum_tree import SumTree
+from runtime.user_error import UserError
+from shared_buffers import Spec, num_bytes
+
+# ---- the sum tree ------------------------------------------------------------------------------------------------
+
+
+def test_the_sum_tree_is_a_plain_array_with_running_sums() -> None:
+    rng = np.random.default_rng(0)
+    tree, plain = SumTree(np.zeros(SumTree.num_nodes(37))), np.zeros(37)
+    for _ in range(10_000):
+        leaves = rng.choice(37, rng.integers(1, 6), replace=False)
+        plain[leaves] = rng.random(len(leaves)) * (rng.random(len(leaves)) < 0.8)
+        tree[leaves] = plain[leaves]
+        assert tree.total == pytest.approx(plain.sum(), abs=1e-12)
+        np.testing.assert_array_equal(tree[np.arange(37)], plain)
+        if plain.any():
+            sums = rng.random(3) * tree.total
+            ends = np.cumsum(plain)
+            found = tree.find(sums)
+            assert (plain[found] > 0).all()
+            assert ((ends[found] - plain[found] - 1e-9 <= sums) & (sums <= ends[found] + 1e-9)).all()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_transitions_are_drawn_as_often_as_their_priorities_say(alpha: float) -> None:
+    priorities = torch.tensor([0.1, 1.0, 3.0, 0.5, 2.0, 0.0001, 7.0, 1.0])
+    replay = Replay({"rewards": Spec((), torch.float32)}, 8, 8, set(), alpha=alpha, seed=3)
+    replay.insert({"rewards": torch.arange(8.0)}, priorities, torch.ones(8, dtype=torch.bool))
+    expected = (priorities**alpha / (priorities**alpha).sum()).numpy()
+    counts, num_draws = np.zeros(8), 4000
+    for _ in range(num_draws):
+        drawn = replay.draw(1, 5, 0.4)
+        counts += np.bincount(drawn.leaves, minlength=8)
+        weights = (8 * expected[drawn.leaves]) ** -0.4
+        np.testing.assert_allclose(drawn.weights.numpy(), weights / weights.max(), rtol=1e-5)
+    statistic = ((counts - 5 * num_draws * expected) ** 2 / (5 * num_draws * expected)).sum()
+    assert statistic < 24.3, "chi-square of 7 degrees of freedom, 0.1 % are larger"
+
+
+# ---- n-step returns ----------------------------------------------------------------------------------------------
+
+
+def slow_return(rewards: list[float], ends: list[str], n: int, t: int) -> tuple[float, float, int]:
+    """Walk on from step t as the definition says."""
+    total, discount, steps = 0.0, 1.0, 0
+    while steps < n and t + steps < len(rewards):
+        total += discount * rewards[t + steps]
+        discount *= 0.9
+        steps += 1
+        if ends[t + steps - 1] == "terminated":
+            return total, 0.0, steps
+        if ends[t + steps - 1] == "truncated":
+            break
+    return total, discount, steps
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 20])
+def test_n_step_returns_end_with_the_episode_and_with_the_trajectory(n: int) -> None:
+    rng = np.random.default_rng(n)
+    cases = [["goes on"] * 9]
+    cases += [[end if i == place else "goes on" for i in range(9)] for place in range(9)
+              for end in ("terminated", "truncated")]
+    cases += [list(rng.choice(["goes on", "terminated", "truncated"], 9, p=[0.7, 0.15, 0.15])) for _ in range(50)]
+    for ends in cases:
+        rewards = torch.randn(9)
+        terminated = torch.tensor([end == "terminated" for end in ends])
+        truncated = torch.tensor([end == "truncated" for end in ends])
+        found = n_step(rewards, terminated, truncated, 0.9, n)
+        for t in range(9):
+            for value, expected in zip(found, slow_return(rewards.tolist(), ends, n, t), strict=True):
+                assert value[t].item() == pytest.approx(expected, abs=1e-5)
+
+
+# ---- what is stored ----------------------------------------------------------------------------------------------
+
+T, DEPTH = 5, 4
+SPECS = {"obs/image": Spec((3, 3, DEPTH), torch.uint8), "obs/vector": Spec((2,), torch.float32),
+         "steps": Spec((), torch.int64), "id": Spec((), torch.int64)}
+
+
+def random_trajectories(count: int, starts: Callable[[int], float]) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """Make trajectories of stacks that mostly shift by a frame, also across their borders, and which rows are valid.
+
+    starts(number): the probability that an episode begins in a row of that trajectory.
+    """
+    rng = torch.Generator().manual_seed(0)
+
+    def frames(number: int) -> Tensor:
+        return torch.randint(256, (3, 3, number), generator=rng, dtype=torch.uint8)
+
+    made, stack = [], frames(DEPTH)
+    for number in range(count):
+        images = []
+        for t in range(T + 1):
+            if torch.rand((), generator=rng) < starts(number):
+                stack = frames(DEPTH)
+            elif t or number % 3:
+                stack = torch.cat([stack[..., 1:], frames(1)], -1)
+            images.append(stack)
+        steps = torch.randint(1, 3, (T,), generator=rng).clamp(max=torch.arange(T, 0, -1))
+        made.append(({"obs/image": torch.stack(images), "obs/vector": torch.randn(T + 1, 2, generator=rng),
+                      "steps": steps, "id": torch.arange(T) + number * T},
+                     torch.rand(T, generator=rng) < 0.9))
+    return made
+
+
+def read(replay: Replay, leaves: np.ndarray) -> dict[str, Tensor]:
+    """Read transitions by their places."""
+    names = [*SPECS, "following_obs/image", "following_obs/vector"]
+    specs = {name: SPECS[name.removeprefix("following_")] for name in names}
+    out = {name: torch.empty(len(leaves), *spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
+    replay.read(Drawn(leaves, leaves, torch.empty(0)), out)
+    return out
+
+
+def test_stacks_whose_frames_are_stored_once_come_back_bit_by_bit() -> None:
+    """Beginnings of episodes, the border of a trajectory, and a time in which there are more frames than expected."""
+    replay = Replay(SPECS, T, 60, {"obs/image"}, alpha=0.6, seed=0)
+    made = random_trajectories(200, lambda number: 0.5 if 50 < number < 80 else 0.1)
+    fewest = 12
+    for trajectory, valid in made:
+        replay.insert(trajectory, torch.full((T,), torch.nan), valid)
+        there = range(replay.oldest, replay.count)
+        fewest = min(fewest, len(there)) if replay.count > 12 else fewest
+        leaves = np.array([(number % replay.num_slots) * T + t for number in there for t in range(T)])
+        data = read(replay, leaves)
+        for i, (number, t) in enumerate((number, t) for number in there for t in range(T)):
+            stored, is_valid = made[number]
+            later = t + int(stored["steps"][t])
+            assert data["id"][i] == number * T + t
+            assert torch.equal(data["obs/image"][i], stored["obs/image"][t])
+            assert torch.equal(data["following_obs/image"][i], stored["obs/image"][later])
+            assert torch.equal(data["obs/vector"][i], stored["obs/vector"][t])
+            assert torch.equal(data["following_obs/vector"][i], stored["obs/vector"][later])
+            assert bool(replay.tree[leaves[i : i + 1]][0] > 0) == bool(is_valid[t])
+        assert replay.num_transitions == np.count_nonzero(replay.tree[np.arange(60)])
+    assert 0 < fewest < 12, "with many new episodes fewer trajectories fit"
+
+
+def test_the_memory_is_what_was_computed() -> None:
+    computed = num_bytes(layout(SPECS, T, 63, {"obs/image"}), 1)
+    replay = Replay(SPECS, T, 63, {"obs/image"}, alpha=0.6, seed=0)
+    assert sum(array.nbytes for array in replay.arrays.values()) == computed
+    held = [*replay.columns.values(), *(frames.frames for frames in replay.frames.values()),
+            *(frames.ends for frames in replay.frames.values()), torch.from_numpy(replay.tree.nodes),
+            torch.from_numpy(replay.numbers)]
+    assert sum(array.nbytes for array in held) == computed, "and there is nothing else"
+    frame = 9
+    assert replay.frames["obs/image"].frames.nbytes <= 12 * (T + 1 + 6) * frame, "not four frames for each row"
+
+
+def test_priorities_of_what_was_evicted_are_never_written() -> None:
+    replay = Replay(SPECS, T, 3 * T, {"obs/image"}, alpha=1.0, seed=0)
+    made = random_trajectories(9, lambda number: 0.0)
+    valid = torch.ones(T, dtype=torch.bool)
+    for trajectory, _ in made[:3]:
+        replay.insert(trajectory, torch.full((T,), 2.0), valid)
+    drawn = replay.draw(2, 20, 0.4)
+    replay.insert(made[3][0], torch.full((T,), 5.0), valid)
+    replay.update(drawn, np.full(40, 9.0))
+    np.testing.assert_array_equal(replay.tree[np.arange(T)], 5.0)
+    old = np.unique(drawn.leaves[drawn.leaves >= T])
+    np.testing.assert_array_equal(replay.tree[old], 9.0)
+    assert replay.tree.total == 5 * 5 + 9 * len(old) + 2 * (2 * T - len(old))
+
+
+def test_rows_without_a_priority_begin_at_the_largest_so_far() -> None:
+    replay = Replay({"id": Spec((), torch.int64)}, 2, 8, set(), alpha=1.0, seed=0)
+    valid, ids = torch.ones(2, dtype=torch.bool), {"id": torch.arange(2)}
+    replay.insert(ids, torch.tensor([torch.nan, 0.5]), valid)
+    replay.insert(ids, torch.tensor([3.0, torch.nan]), valid)
+    replay.update(Drawn(np.array([1]), np.array([0]), torch.ones(1)), np.array([4.0]))
+    replay.insert(ids, torch.tensor([torch.nan, 7.0]), torch.tensor([True, False]))
+    np.testing.assert_array_equal(replay.tree[np.arange(6)], [1.0, 4.0, 3.0, 3.0, 4.0, 0.0])
+
+
+def test_a_replay_that_was_saved_goes_on_as_if_nothing_had_happened() -> None:
+    made = random_trajectories(30, lambda number: 0.1)
+    replays = [Replay(SPECS, T, 60, {"obs/image"}, alpha=0.6, seed=seed) for seed in range(2)]
+    for trajectory, valid in made[:17]:
+        replays[0].insert(trajectory, torch.rand(T), valid)
+    replays[1].load_state_dict(replays[0].state_dict())
+    for trajectory, valid in made[17:]:
+        priorities = torch.rand(T)
+        for replay in replays:
+            replay.insert(trajectory, priorities, valid)
+    for name, array in replays[0].arrays.items():
+        assert torch.equal(array, replays[1].arrays[name]), name
+    leaves = np.flatnonzero(replays[0].tree[np.arange(60)])
+    for name, tensor in read(replays[0], leaves).items():
+        assert torch.equal(tensor, read(replays[1], leaves)[name])
+
+
+# ---- the feed ----------------------------------------------------------------------------------------------------
+
+
+class Counting(gym.Env):
+    """Observation: the environment, its episode, the step; episodes of 1 to 7 steps, every third is truncated."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+    episode = -1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.number = getattr(self, "number", int(self.np_random.integers(1 << 20)))
+        self.episode, self.t = self.episode + 1, 0
+        return self.observe(), {}
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.number, self.episode, self.t], np.float32)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.t += 1
+        over = self.t > (self.number + self.episode) % 7
+        return self.observe(), float(self.t), over and self.episode % 3 < 2, over and self.episode % 3 == 2, {}
+
+
+def counting() -> Counting:
+    return Counting()
+
+
+SMALL: dict[str, Any] = {
+    "num_workers": 2, "num_envs_per_worker": 3, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 2,
+    "encoder_mlp_layers": (8,), "device": "cpu", "replay_size": 6400, "replay_warmup": 128, "replay_ratio": 3.0,
+    "restart_behavior": "overwrite"}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_transition_enters_the_replay_once_and_the_ratio_is_exact(n: int, tmp_path: Any) -> None:
+    with APEX(counting, train_dir=str(tmp_path), serial_mode=True, n_step=n, normalize_input=False, **SMALL) as system:
+        system.train(3000)
+        learner, = learners(system)
+        feed, replay = learner.feed, learner.feed.replay
+        leaves = np.flatnonzero(replay.tree[np.arange(replay.num_slots * 8)])
+        out = {name: torch.empty(len(leaves), *shape) for name, shape in
+               (("obs/obs", (3,)), ("following_obs/obs", (3,)), ("rewards", ()), ("discounts", ()))}
+        replay.read(Drawn(leaves, leaves, torch.empty(0)), out)
+        rows = {tuple(row) for row in out["obs/obs"].long().tolist()}
+        assert len(rows) == len(leaves) == feed.inserted == replay.num_transitions
+        in_slots = 6 * 8
+        assert system.env_steps - in_slots <= feed.inserted <= system.env_steps
+        for number in {row[0] for row in rows}:
+            own = [row[1:] for row in rows if row[0] == number]
+            expected = [(episode, t) for episode in range(max(own)[0] + 1) for t in range((number + episode) % 7 + 1)]
+            assert sorted(own) == expected[: len(own)], "all steps of all episodes, and none twice"
+        for (number, episode, t), later, reward, discount, left in zip(
+                out["obs/obs"].long().tolist(), out["following_obs/obs"].long().tolist(), out["rewards"].tolist(),
+                out["discounts"].tolist(), 8 - leaves % 8, strict=True):  # left: steps to the end of the trajectory
+            steps = later[2] - t
+            length = (number + episode) % 7 + 1
+            assert later[:2] == [number, episode]
+            assert steps == min(n, length - t, left)
+            assert reward == pytest.approx(sum(0.99**k * (t + 1 + k) for k in range(steps)), rel=1e-5)
+            ends = t + steps == length and episode % 3 < 2
+            assert discount == pytest.approx(0.0 if ends else 0.99**steps)
+        trained = learner.state.sgd_steps * 32
+        assert trained == feed.drawn == learner.state.decisions_trained
+        assert trained <= 3.0 * (feed.inserted - 128) < trained + 64
+
+
+class Marked(ApeX):
+    """Gives each transition a priority that tells which one it is."""
+
+    def loss(self, model: torch.nn.Module, outputs: tuple[Tensor, ...], data: dict[str, Tensor], mean: Any) -> Loss:
+        return super().loss(model, outputs, data, mean)._replace(priorities=mark(data["obs/obs"]))
+
+
+def mark(obs: Tensor) -> Tensor:
+    return 1 + obs[..., 2] + obs[..., 1] / 100
+
+
+def test_the_priorities_of_a_loss_reach_the_transitions_that_it_saw(tmp_path: Any) -> None:
+    with APEX(counting, algo=Marked, train_dir=str(tmp_path), serial_mode=True, normalize_input=False,
+              **SMALL) as system:
+        replay, seen = learners(system)[0].feed.replay, []
+        update = replay.update
+
+        def watched(drawn: Drawn, priorities: np.ndarray) -> None:
+            update(drawn, priorities)
+            obs = replay.columns["obs/obs"][drawn.leaves + drawn.leaves // 8]
+            np.testing.assert_allclose(replay.tree[drawn.leaves], mark(obs) ** 0.6, rtol=1e-5)
+            seen.append(len(drawn.leaves))
+
+        replay.update = watched
+        system.train(1000)
+        assert sum(seen) > 1500
+
+
+def test_frames_of_a_game_are_what_the_sampler_saw(tmp_path: Any) -> None:
+    with APEX("PongNoFrameskip-v4", train_dir=str(tmp_path), serial_mode=True, num_workers=1, num_envs_per_worker=2,
+              rollout=8, batch_size=16, num_batches_per_epoch=1, replay_size=96, replay_warmup=64,
+              encoder_conv_architecture="convnet_a3c", encoder_conv_mlp_layers=(8,), device="cpu") as system:
+        feed, stored = learners(system)[0].feed, []
+        copy = feed.copy
+
+        def watched(slots: Any) -> None:
+            stored.extend(feed.trajectories["obs/obs"][slot - feed.first_slot].clone() for slot in slots)
+            copy(slots)
+
+        feed.copy = watched
+        system.train(320)
+        replay = feed.replay
+        assert set(replay.frames) == {"obs/obs"}
+        there = range(replay.oldest, replay.count)
+        assert len(there) < len(stored)
+        for number in there:
+            leaves = number % replay.num_slots * 8 + np.arange(8)
+            out = {name: torch.empty(8, *stored[0].shape[1:], dtype=torch.uint8)
+                   for name in ("obs/obs", "following_obs/obs")}
+            replay.read(Drawn(leaves, leaves, torch.empty(0)), out)
+            steps = replay.columns["steps"][leaves]
+            assert torch.equal(out["obs/obs"], stored[number][:8])
+            assert torch.equal(out["following_obs/obs"], stored[number][torch.arange(8) + steps])
+
+
+def test_the_ratio_is_held_between_processes_too(tmp_path: Any) -> None:
+    """Rollout workers stop for a slow learner: they never have more than their slots in advance."""
+    with APEX(counting, train_dir=str(tmp_path), normalize_input=False, **SMALL) as system:
+        system.train(4000)
+        system.save()
+        trained = system.versions[0] * 32
+        assert trained <= 3.0 * (system.env_steps - 128)
+        # two datasets are in the learner's hands; each agent fills one slot, and one message of slots may be under way
+        under_way = 2 * 64 / 3.0 + (6 + 6) * 8
+        assert trained > 3.0 * (system.env_steps - 128 - under_way) - 64
+
+
+def test_a_saved_replay_is_resumed_with_and_otherwise_it_begins_empty(tmp_path: Any) -> None:
+    common = {"train_dir": str(tmp_path), "serial_mode": True, **SMALL, "restart_behavior": "resume"}
+    with APEX(counting, save_replay=True, **common) as system:
+        system.train(1000)
+        before = learners(system)[0].feed
+    with APEX(counting, **common) as system:
+        after = learners(system)[0].feed
+        assert (after.inserted, after.drawn) == (before.inserted, before.drawn)
+        for name, array in before.replay.arrays.items():
+            assert torch.equal(array, after.replay.arrays[name]), name
+        system.train(200)
+        assert after.drawn > before.drawn
+        assert after.inserted > before.inserted
+    with APEX(counting, save_replay=False, **common) as system:
+        assert learners(system)[0].feed.replay.num_transitions == 0
+        system.train(100)
+        assert learners(system)[0].feed.drawn == 0, "first comes another warm-up"
+        size = system.cfg.run_dir.joinpath("checkpoints/policy_00")
+    assert max(size.glob("checkpoint_*.pt")).stat().st_size < 200_000, "nothing of the replay is in the file"
+
+
+def test_a_replay_of_other_settings_is_refused_when_resuming(tmp_path: Any) -> None:
+    common = SMALL | {"train_dir": str(tmp_path), "serial_mode": True, "save_replay": True}
+    common["restart_behavior"] = "resume"
+    with APEX(counting, **common) as system:
+        system.train(500)
+    for name, value in (("replay_size", 3200), ("n_step", 2), ("gamma", 0.9)):
+        with pytest.raises(UserError, match=rf"was made with --{name}=.*; resume with that, or with --save_replay=Fal"):
+            APEX(counting, **(common | {name: value}))
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"replay_ratio": 0.0}, r"--replay_ratio=0.0 must be greater than 0"),
+    ({"batch_size": 512, "num_batches_per_epoch": 4, "replay_warmup": 1000},
+     r"= 2048 is more than the --replay_warmup=1000 .* use --replay_warmup=2048"),
+    ({"replay_warmup": 70_000, "replay_size": 50_000}, "--replay_warmup=70000 is larger than --replay_size=50000"),
+    ({"num_epochs": 2}, "has no use for --num_epochs=2; leave it at 1"),
+    ({"use_rnn": True}, "has no use for --use_rnn=True; leave it at False"),
+    ({"normalize_returns": True}, "has no use for --normalize_returns=True"),
+    ({"async_rl": False}, "has no use for --async_rl=False"),
+    ({"lr_schedule": "kl_adaptive"}, "--lr_schedule=kl_adaptive needs a distribution"),
+    ({"replay_alpha": -1.0}, "--replay_alpha=-1.0 must lie between 0 and 1"),
+    ({"replay_alpha": 2000.0}, "--replay_alpha=2000.0 must lie between 0 and 1"),
+    ({"n_step": 0}, "--n_step=0 must be greater than 0"),
+    ({"n_step": 20}, "--n_step=20 is longer than a trajectory, .*; use at most --n_step=16"),
+    ({"num_learners": 2}, "has no use for --num_learners=2"),
+])
+def test_what_a_replay_cannot_do_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        configure({"env": "CartPole-v1", "algo": "apex"} | settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_replay_larger_than_memory_is_refused_with_the_size_that_fits(tmp_path: Any) -> None:
+    with pytest.raises(UserError, match=r"--replay_size=1\d{11} takes [\d,]+ bytes .* use at most --replay_s") as error:
+        APEX("CartPole-v1", replay_size=100_000_000_000, train_dir=str(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+    fits = int(str(error.value).rsplit("=", 1)[1])
+    algorithm = ApeX(configure({"env": "CartPole-v1", "algo": "apex", "replay_size": fits, "replay_warmup": 1024}))
+    specs = {"obs/obs": Spec((17, 4), torch.float32), "actions": Spec((16, 1), torch.float32)}
+    named, others, free = (int(number.replace(",", "")) for number in re.findall(r"\d+(?:,\d{3})+", str(error.value)))
+    larger = dataclasses.replace(algorithm.cfg, replay_size=100_000_000_000)
+    assert ApeX(larger).bytes_of_feed(specs) == named
+    assert 0.6 * (free - others) < algorithm.bytes_of_feed(specs) <= free - others
+
+
+def test_the_importance_exponent_rises_linearly_when_asked() -> None:
+    stays = configure({"env": "CartPole-v1", "algo": "apex"})
+    assert [stays.beta(steps) for steps in (0, 10**9)] == [0.4, 0.4]
+    rises = dataclasses.replace(stays, replay_beta_rise_env_steps=1000)
+    assert [rises.beta(steps) for steps in (0, 500, 1000, 5000)] == pytest.approx([0.4, 0.7, 1.0, 1.0])

@@ -277,8 +277,9 @@ class Records:
         """Say in one line how far the run has come; in a terminal each line takes the place of the one before."""
         if this_rank().rank:
             return
-        steps_left = (self.goal - row["env_steps"]) * self.cfg.env_frameskip / max(row["fps"], 1e-9)
-        seconds_left = min(max(steps_left, 0), self.cfg.train_for_seconds - self.wall_sec)
+        frames_left = max(0, self.goal - row["env_steps"]) * self.cfg.env_frameskip
+        seconds_left = min(frames_left / row["fps"] if row["fps"] else math.inf,
+                           self.cfg.train_for_seconds - self.wall_sec)
         percent = 100 * max(row["env_steps"] / self.goal, self.wall_sec / self.cfg.train_for_seconds)
         parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
         if row["mean_return"] is not None:

@@ -658,6 +658,15 @@ def make_records(tmp_path: Path, num_policies: int = 3, resumed: bool = False) -
     return Records(cfg, buffers, resumed_at=100 if resumed else None, sgd_steps=[9 * resumed] * num_policies)
 
 
+def test_the_time_left_is_unknown_while_no_step_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    records = make_records(tmp_path)
+    records.begin(0, 1000)
+    records.last_row -= 1000  # a report is due
+    records.tick(0, 0)
+    assert capsys.readouterr().out.rstrip().endswith("| 0:00:00 gone, ? left")
+    records.close_files()
+
+
 def test_returns_are_never_ranked_beside_objectives(tmp_path: Path) -> None:
     records = make_records(tmp_path)
     finish = functools.partial(records.add, "episodes", env_steps=0)

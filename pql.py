@@ -11,9 +11,9 @@ networks through the weights that learners share (`reducer.Hogwild`); each write
 transitions that V-updates train on to transitions sampled (`replay_ratio`), P-updates to V-updates (`policy_ratio`).
 
 Source: arXiv 2307.12983. Departures, for a machine with few cores instead of a GPU with thousands of environments:
-one step instead of three, minibatches of 256 instead of 8192, and their learning rate; noise epsilon on the targets'
-actions (TD3, arXiv 1802.09477). Policy workers copy all networks, though they need the policy alone. There is no
-entropy term.
+one step instead of three, minibatches of 256 instead of 8192, and their learning rate; less noise (16 environments are
+too few to waste half of them); noise epsilon on the targets' actions (TD3, arXiv 1802.09477). Policy workers copy all
+networks, though they need the policy alone. There is no entropy term.
 """
 
 import time
@@ -66,12 +66,12 @@ class Settings(ReplaySettings):
 COMMON: dict[str, Any] = {
     "num_batches_per_epoch": 8, "max_grad_norm": 0.0, "learning_rate": 1e-3, "rollout": 16, "batch_size": 256,
     "replay_size": 300_000, "replay_warmup": 5_000, "replay_ratio": 256.0, "replay_alpha": 0.0, "n_step": 1,
-    "num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}
+    "noise_max": 0.3, "num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}
 PROFILES: dict[str, dict[str, Any]] = dict.fromkeys(
     ("mujoco", "pettingzoo", "other"), COMMON) | {
     "box2d": COMMON | {"replay_size": 100_000},  # CarRacing has images
     "classic_control": COMMON | {
-        "replay_warmup": 2_048, "replay_size": 100_000, "decorrelate_experience_max_seconds": 0.0},
+        "replay_warmup": 2_048, "replay_size": 100_000, "noise_max": 0.8, "decorrelate_experience_max_seconds": 0.0},
 } | dict.fromkeys(("atari", "minigrid", "vizdoom"), COMMON | {"replay_size": 50_000})
 
 

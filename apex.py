@@ -1,7 +1,7 @@
 """Ape-X: Q-learning from a prioritized replay that many actors fill, each with its own epsilon.
 
     y_t     = R_t + discount_t * Q_target(x', argmax_a Q(x', a))          x' = x_{t+m}, R and discount as in `replay.py`
-    loss    = mean(w_t * huber(y_t - Q(x_t, a_t)))                        (double Q-learning, n-step)
+    loss    = mean(w_t * (y_t - Q(x_t, a_t))^2) / 2                       (double Q-learning, n-step)
     Q(x, a) = V(x) + A(x, a) - mean of A(x, .) over the allowed actions   (dueling)
     epsilon = 0.4^(1 + 7 i / (N - 1)) of agent i of N
 
@@ -9,8 +9,8 @@ A transition's priority is |y - Q(x, a)|: first as of the networks that acted, w
 that of the last SGD step it took part in. The target network is part of the model: a copy made every so many SGD steps.
 The targets of a dataset are computed at once, before its few SGD steps.
 
-Source: arXiv 1803.00933. Departures: Adam instead of RMSProp; a Huber loss; a fixed ratio of transitions trained on to
-transitions sampled, where in the paper actors and learner run as fast as they can.
+Source: arXiv 1803.00933. Departures: Adam instead of RMSProp; a fixed ratio of transitions trained on to transitions
+sampled, where in the paper actors and learner run as fast as they can.
 
 The bias of the n-step return, which takes the exploring actions for the best ones, is estimated as
 
@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from algorithm import Data, Loss
 from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
@@ -142,12 +141,12 @@ class ApeX(ReplayAlgorithm):
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
         q = outputs[0].gather(-1, data["actions"].long())[..., 0]
-        loss = mean(data["weights"] * F.smooth_l1_loss(q, data["targets"], reduction="none"))
+        errors = (q - data["targets"]).abs()
+        loss = mean(data["weights"] * errors.square()) / 2
         with torch.no_grad():
-            errors = (q - data["targets"]).abs()
             statistics = {"loss": loss, "td_error": mean(errors), "q": mean(q), "q_max": q.max(),
                           "n_step_bias": mean(data["n_step_bias"]), "epsilon_max": model.exploration[0]}
-            return Loss(loss, statistics, priorities=errors + 1e-6)
+            return Loss(loss, statistics, priorities=errors.detach() + 1e-6)
 
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
         if sgd_steps % self.cfg.target_every_sgd_steps == 0:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from evaluate import main as evaluate
 from examples.custom_encoder import FourierEncoder
 from runtime.by_name import find_function, reference
 from runtime.user_error import UserError
+from train import main as train
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--num_workers=1", "--num_envs_per_worker=8", "--train_for_env_steps=3000", "--rollout=16", "--batch_size=128",
@@ -31,7 +33,8 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
     ("--algo", "custom_algorithm:Reinforce", "CartPole-v1"),
 ])
 def test_an_example_is_short_and_trains_and_plays_in_spawned_processes(flag: str, name: str, env: str,
-                                                                       tmp_path: Path) -> None:
+                                                                       tmp_path: Path,
+                                                                       capsys: pytest.CaptureFixture) -> None:
     if env.startswith("pettingzoo:"):
         pytest.importorskip("mpe2")
     source = ROOT / "examples" / f"{name.split(':', maxsplit=1)[0]}.py"
@@ -42,14 +45,12 @@ def test_an_example_is_short_and_trains_and_plays_in_spawned_processes(flag: str
     part = [f"{flag}=examples.{name}"] if env else []
     if flag == "--policy_mapping":
         part.append("--num_policies=3")
-    trained = run(ROOT, "train.py", *chosen, *part, *QUICK)
-    assert trained.returncode == 0, trained.stderr
+    assert train([*chosen, *part, *QUICK]) == 0
     summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
     assert summary["env_steps"] >= 3000
     assert summary["sgd_steps"] > 5
-    played = run(ROOT, "evaluate.py", *chosen, "--episodes=2")
-    assert played.returncode == 0, played.stderr
-    assert "2 episodes: return" in played.stdout
+    assert evaluate([*chosen, "--episodes=2"]) == 0
+    assert "2 episodes: return" in capsys.readouterr().out
 
 
 SCRIPT = '''

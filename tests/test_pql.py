@@ -154,7 +154,7 @@ def in_serial_mode(tmp_path: Path, **settings: Any) -> PQL:
 
 def test_both_ratios_are_exact_and_the_second_replay_holds_observations_alone(tmp_path: Path) -> None:
     with in_serial_mode(tmp_path, policy_ratio=0.5) as system:
-        system.train(1000)
+        system.train(500)
         v, p = learners(system)
         of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
         assert v.feed.inserted == p.feed.inserted
@@ -170,7 +170,7 @@ def test_both_ratios_are_exact_and_the_second_replay_holds_observations_alone(tm
 def test_the_ratios_are_held_between_processes(tmp_path: Path) -> None:
     with PQL("Pendulum-v1", train_dir=str(tmp_path), policy_ratio=0.25, decorrelate_experience_max_seconds=0.0,
              **SMALL) as system:
-        system.train(1500)
+        system.train(800)
         system.save()
         of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
     assert of_v <= system.env_steps - 128
@@ -221,9 +221,9 @@ def test_a_saved_replay_is_resumed_with_by_both_learners(tmp_path: Path) -> None
 
 def test_a_population_of_two_learners_each(tmp_path: Path) -> None:
     """Both learners of a policy get its settings, and a copy of both parts of the donor."""
-    with in_serial_mode(tmp_path, num_policies=2, with_pbt=True, pbt_start_mutation=300, pbt_period_env_steps=300,
-                        pbt_mutation_rate=1.0, pbt_replace_reward_gap=0.0, pbt_replace_reward_gap_absolute=0.0,
-                        pbt_replace_fraction=0.5) as system:
+    with in_serial_mode(tmp_path, num_policies=2, replay_ratio=8.0, with_pbt=True, pbt_start_mutation=300,
+                        pbt_period_env_steps=300, pbt_mutation_rate=1.0, pbt_replace_reward_gap=0.0,
+                        pbt_replace_reward_gap_absolute=0.0, pbt_replace_fraction=0.5) as system:
         system.train(1800)
         events = [json.loads(line) for line in (system.cfg.run_dir / "population.jsonl").read_text().splitlines()]
         assert any(event.get("donor") is not None for event in events)
@@ -236,9 +236,9 @@ def test_a_population_of_two_learners_each(tmp_path: Path) -> None:
 
 def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_both_learners(tmp_path: Path) -> None:
     flags = ["--env", "Pendulum-v1", "--algo", "PQL", "--train_dir", str(tmp_path), "--experiment", "run",
-             "--eval_every_env_steps", "1000", "--report_interval_sec", "0.2", "--rollout", "8", "--batch_size", "32",
-             "--replay_ratio", "32", "--replay_warmup", "256", "--decorrelate_experience_max_seconds", "0"]
-    for goal in (1000, 2000):
+             "--eval_every_env_steps", "500", "--report_interval_sec", "0.2", "--rollout", "8", "--batch_size", "32",
+             "--replay_ratio", "8", "--replay_warmup", "256", "--decorrelate_experience_max_seconds", "0"]
+    for goal in (500, 1000):
         assert train([*flags, "--train_for_env_steps", str(goal)]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for name in ("q", "q_loss", "td_error", "noise_max", "grad_norm", "replay_ratio", "p_policy_loss", "p_grad_norm",

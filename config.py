@@ -9,7 +9,6 @@ thing. Read next: `shared_buffers.py`.
 
 import dataclasses
 import math
-import os
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.by_name import find_function
+from runtime.container import cpu_cores
 from runtime.files import save_settings
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
@@ -62,11 +62,6 @@ def max_workers(num_policies: int, num_learners: int = 1) -> int:
     return MAX_WORKERS - of_each_policy * num_policies + 4
 
 
-def cpu_cores() -> int:
-    """Count the cores that this process may use (a container is often given fewer than the machine has)."""
-    return len(os.sched_getaffinity(0))
-
-
 @dataclass(frozen=True)
 class Config:
     """All settings of a run. Raises `UserError`, saying what to set instead, when a value is impossible."""
@@ -86,6 +81,8 @@ class Config:
                                       "of all environments, resumes included", bounds=POSITIVE)
     train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes included",
                                       bounds=POSITIVE)
+    trust_run: bool = option(False, "run", "import the code that the settings of a resumed run name, though the "
+                             "command line does not (SECURITY.md)")
     seed: int = option(0, "run", "seed of environments, networks and sampling", bounds=NOT_NEGATIVE)
     device: str = option("auto", "run", "where networks run: auto (a GPU where there is one), cpu, cuda, cuda:1, ...")
     precision: str = option("auto", "run", "arithmetic of the network body: bfloat16 where the hardware has it "

@@ -21,6 +21,7 @@ from envs.families import find_spec, make_vector_env
 from envs.vector_env import VectorEnv, describe
 from pbt import assign_kinds
 from runtime import checkpoint
+from runtime.by_name import check_trusted
 from runtime.command_line import OneLineParser, parse_bool
 from runtime.evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
 from runtime.files import load_saved
@@ -52,6 +53,7 @@ def make_arguments() -> OneLineParser:
                         help="seed of the environments and of sampling, another than that of training [1000000]")
     parser.add_argument("--deterministic", help="take the most likely action instead of sampling [False]", **switch)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... [auto]")
+    parser.add_argument("--trust_run", help="import code that the run's settings name [False]", **switch)
     parser.add_argument("--render", help="show the game in a window, one environment [False]", **switch)
     parser.add_argument("--record_video", type=Path, metavar="FILE", help="record one environment's true picture as "
                         "FILE.mp4 or FILE.gif, and a contact sheet as FILE.png")
@@ -64,9 +66,11 @@ def load_run(args: argparse.Namespace) -> Config:
     run_dir = run_dir_of(args.train_dir, args.experiment, args.env)
     if checkpoint.find_checkpoint(run_dir) is None and checkpoint.find_checkpoint(run_dir, "best") is None:
         raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env}")
-    cfg = make_config(load_saved(run_dir / "config.json"))
-    if cfg.env != args.env:
-        raise UserError(f"{run_dir} holds a run of {cfg.env}: add --env {cfg.env}")
+    saved = load_saved(run_dir / "config.json")
+    if saved["env"] != args.env:
+        raise UserError(f"{run_dir} holds a run of {saved['env']}: add --env {saved['env']}")
+    check_trusted(saved, vars(args), run_dir)
+    cfg = make_config(saved)
     if not -1 <= args.policy < cfg.num_policies:
         raise UserError(f"--policy={args.policy} is unknown; the run has policies 0 to {cfg.num_policies - 1}")
     # a run may have been moved since
@@ -80,8 +84,11 @@ def find_policy(cfg: Config, which: str, policy: int) -> Path:
         if not Path(which).is_file():
             raise UserError(f"--checkpoint={which} is neither best, latest, random nor a file")
         return Path(which)
-    path = (checkpoint.find_checkpoint(cfg.run_dir, which, policy)
-            or checkpoint.find_checkpoint(cfg.run_dir, policy=policy))
+    path = checkpoint.find_checkpoint(cfg.run_dir, "best", policy) if which == "best" else None
+    if path is None:
+        path, _, damaged = checkpoint.load_newest(cfg.run_dir, policy)
+        for other in damaged:
+            print(f"evaluate.py: checkpoint {other} is damaged, the one before plays", file=sys.stderr)
     if path is None:
         raise UserError(f"{checkpoint.policy_dir(cfg.run_dir, policy)} holds no checkpoint; train on, or choose "
                         "another --policy")

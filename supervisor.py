@@ -29,6 +29,7 @@ from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
 from runtime.records import Records
 from runtime.run_folder import configure, count_start, prepare_run_dir
+from runtime.stop import STOP_SIGNAL
 from runtime.user_error import UserError
 from shared_buffers import (
     EVALUATE,
@@ -97,13 +98,13 @@ class Supervisor:
             self.crew.start(components, self._receive, cfg.seed, self.buffers.start, trace=cfg.trace_sec > 0)
             self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
                                    sgd_steps=self.versions)
-            undo.callback(self.records.close_files)
             self._wait_until(lambda: self.num_ready == len(components), "the components did not start",
                              cfg.decorrelate_experience_max_seconds)
             self._meet("ready")
             undo.pop_all()
             self.run_dir_lock = lock
-        chosen = (f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}" if is_resumed else
+        chosen = (f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}\n"
+                  + plan.describe_resume() if is_resumed else
                   explain(this_machine(cfg.device), profile(cfg.env, given), given,
                           precision_of(cfg, plan.info, plan.devices)))
         self.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], self.buffers.num_bytes,
@@ -126,7 +127,8 @@ class Supervisor:
     def train(self, env_steps: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Train for so many more env_steps, by default until `train_for_env_steps` or `train_for_seconds`.
 
-        Returns earlier when should_stop() becomes true. With --eval_every_env_steps the last weights are scored too.
+        Returns earlier when should_stop() becomes true. Ctrl-C, SIGTERM and SIGHUP stop it too: it saves, and raises
+        `KeyboardInterrupt`. With --eval_every_env_steps the last weights are scored too.
         """
         self._check_alive()
         if self.buffers.training_over:
@@ -143,6 +145,13 @@ class Supervisor:
         self.records.begin(self.env_steps, goal)
         if self.cfg.eval_every_env_steps:
             self.next_evaluation = (self.env_steps // self.cfg.eval_every_env_steps + 1) * self.cfg.eval_every_env_steps
+        with STOP_SIGNAL.deferred():
+            self._train(goal, lambda: STOP_SIGNAL() or should_stop())
+            if STOP_SIGNAL() and STOP_SIGNAL.is_outermost:
+                self._save()
+
+    def _train(self, goal: int, should_stop: Callable[[], bool]) -> None:
+        """Train until there are so many env_steps, or the time is over, or should_stop() becomes true."""
         self._send_workers((RESUME, 0))
         self.stalls = Stalls(self.cfg.stall_timeout_sec)
         try:
@@ -171,10 +180,14 @@ class Supervisor:
         self.records.flush(self.env_steps)
 
     def save(self) -> None:
-        """Write a checkpoint of what has been learned so far."""
+        """Write a checkpoint of what has been learned so far. Raises `ComponentError` when it cannot be written."""
         self._check_alive()
+        self._save()
+        self.records.check_saved()
+
+    def _save(self) -> None:
         if self.population is not None:  # a replacement is not half done in the checkpoints
-            self._wait_until(lambda: not self.population.copying, "a donor did not save")
+            self._wait_until(lambda: not self.population.is_copying, "a donor did not save")
         for policy in range(self.cfg.num_policies):
             self._request_save(policy, SAVE_PERIODIC)
         self._wait_until(lambda: self.pending_saves == 0, "a learner did not save")
@@ -184,29 +197,33 @@ class Supervisor:
             raise ComponentError("this system has ended; make a new one, it resumes the run")
 
     def close(self) -> None:
-        """Save, stop every component, and write the final records."""
+        """Save, stop every component, and write the final records. Raises `ComponentError` when it cannot save."""
         if self.records.closed:
             return
-        try:
-            if not self.ended:
+        in_order = not self.ended  # else there is a failure to tell of
+        with STOP_SIGNAL.deferred(), contextlib.ExitStack() as at_last:
+            at_last.callback(os.close, self.run_dir_lock)
+            at_last.callback(lambda: self.records.close(self.env_steps))
+            at_last.callback(self._kill)
+            if in_order:
                 if ranks.this_rank().world_size > 1 or len(self.cfg.learners) > 1:
                     self.buffers.training_over.fill_(True)  # no learner begins another dataset: all ranks save the same
                 self.buffers.stopping.fill_(True)
-                self.save()
+                self._save()
                 self._stop()
-                if self.population is not None:
-                    self.population.draw()
-                if self.cfg.trace_sec:
-                    from tools import timeline  # noqa: PLC0415  nothing that trains needs it
+                self._draw()
+        if in_order:
+            self.records.check_saved()
 
-                    begin = self.trained_until - int(self.cfg.trace_sec * 1e9)
-                    self.records.log(timeline.write_run(self.cfg.run_dir, self.crew.spans, begin, self.trained_until))
-        finally:
-            self._kill()
-            try:
-                self.records.close(self.env_steps)
-            finally:
-                os.close(self.run_dir_lock)
+    def _draw(self) -> None:
+        with contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
+            if self.population is not None:
+                self.population.draw()
+            if self.cfg.trace_sec:
+                from tools import timeline  # noqa: PLC0415  nothing that trains needs it
+
+                begin = self.trained_until - int(self.cfg.trace_sec * 1e9)
+                self.records.log(timeline.write_run(self.cfg.run_dir, self.crew.spans, begin, self.trained_until))
 
     def __enter__(self) -> "Supervisor":
         return self
@@ -263,8 +280,9 @@ class Supervisor:
         """End every process that is still there, whatever its state."""
         self.ended = True
         self.crew.kill()
-        for unfinished in self.cfg.run_dir.rglob("*.tmp"):
-            unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for unfinished in self.cfg.run_dir.rglob("*.tmp"):
+                unfinished.unlink(missing_ok=True)
 
     # ---- supervision ---------------------------------------------------------------------------------------------
 
@@ -276,7 +294,9 @@ class Supervisor:
             return
         if kind == "saved" and content[1] == SAVE_DONOR:
             self.population.donor_saved()
-        elif kind == "saved":
+        elif kind == "unsaved" and content[1] == SAVE_DONOR:
+            self.population.donor_unsaved()
+        elif kind == "saved" or (kind == "unsaved" and content[1] is not None):
             self.pending_saves -= 1
         elif kind == "evaluated":
             self.evaluating = content[0] < self.cfg.num_policies - 1  # the policies take turns

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from gymnasium import spaces
 
-from config import Config, cpu_cores
+from config import Config
 from envs.vector_env import EnvInfo
+from runtime.container import cpu_cores
 from runtime.machine import CORES_PER_POLICY_WORKER, NETWORK_SETTINGS, Machine, body_dtype
 
 NETWORKS = {  # why an encoder was chosen

@@ -2,10 +2,13 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from runtime.user_error import UserError, nearest
+
+IMPORTED = ("algo", "model", "encoder", "core", "policy_mapping")  # settings that may name code, beside `env`
 
 
 def reference(function: Callable) -> str:
@@ -21,6 +24,18 @@ def reference(function: Callable) -> str:
     if not module or not name or "<" in name or "." in name:
         raise UserError(f"{function!r} must be defined at the top level of a file, so that other processes can find it")
     return f"{module}:{name}"
+
+
+def check_trusted(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:
+    """Refuse to import what only the settings in a run's folder ask for: who sends a folder would run code here.
+
+    Args:
+        saved: the settings of the run. given: those of the command line.
+    """
+    unnamed = [f"--{flag}={saved[flag]}" for flag in IMPORTED if ":" in str(saved.get(flag, "")) and flag not in given]
+    if unnamed and not given.get("trust_run"):
+        raise UserError(f"{run_dir} asks to import {' '.join(unnamed)}; add --trust_run if you know what that code "
+                        "does")
 
 
 def find_function(flag: str, name: str) -> Callable:

@@ -1,6 +1,7 @@
-"""Checkpoints: written atomically, loaded without executing pickled code, found and pruned by name.
+"""Checkpoints: written atomically, checked and loaded without executing pickled code, found and pruned by name.
 
-A checkpoint is one file of plain numbers, tensors and dicts. Its name carries its age,
+A checkpoint is one file of plain numbers, tensors and dicts: a zip archive with a CRC-32 of each part, all of which are
+compared when it is loaded. Its name carries its age,
 `checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt` with its score (from
 the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, and `donor.pt`,
 which another policy copies. Written by `training_state.py` and `evaluator.py`, read by `plan.py` (resume) and
@@ -9,16 +10,24 @@ which another policy copies. Written by `training_state.py` and `evaluator.py`, 
 
 import contextlib
 import math
-import os
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from runtime.files import replacing
 from runtime.user_error import UserError
 
 BEST, DONOR = "best.pt", "donor.pt"
+FORMAT = 1  # of the files
+NAME = re.compile(r"(checkpoint|milestone|snapshot)_\d{9,}_\d{11,}\.pt")
+
+
+class DamagedCheckpoint(UserError):
+    """The bytes of a checkpoint are not those that were written."""
 
 
 def policy_dir(run_dir: Path, policy: int = 0) -> Path:
@@ -31,34 +40,75 @@ def checkpoint_name(prefix: str, state: dict[str, Any]) -> str:
 
 
 def save_checkpoint(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint so that the file under its name is always whole: to a temporary name, then rename."""
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write a checkpoint so that the file under its name is always whole. Raises `OSError`."""
+    with replacing(path) as file:
+        try:
+            torch.save(state | {"format": FORMAT}, file)
+        except RuntimeError as error:  # torch still ends the archive, and that error hides what the file has said
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def list_checkpoints(folder: Path, prefix: str = "checkpoint") -> list[Path]:
+    """List the checkpoints of a policy with names of this prefix, the newest first; other files are not ours."""
+    return sorted((path for path in folder.glob(f"{prefix}_*.pt") if NAME.fullmatch(path.name)), reverse=True)
 
 
 def prune_checkpoints(folder: Path, keep: int, prefix: str = "checkpoint") -> None:
     """Delete all checkpoints with names of this prefix but the newest `keep`."""
-    for path in sorted(folder.glob(f"{prefix}_*.pt"), reverse=True)[keep:]:
+    for path in list_checkpoints(folder, prefix)[keep:]:
         path.unlink()
 
 
 def find_checkpoint(run_dir: Path, which: str = "latest", policy: int = 0) -> Path | None:
     """Find the newest checkpoint of a run's policy, or the best one; None when there is none."""
-    pattern = "checkpoint_*.pt" if which == "latest" else BEST
-    return max(policy_dir(run_dir, policy).glob(pattern), default=None)
+    if which == "latest":
+        return next(iter(list_checkpoints(policy_dir(run_dir, policy))), None)
+    best = policy_dir(run_dir, policy) / BEST
+    return best if best.exists() else None
+
+
+def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, dict[str, Any] | None, list[Path]]:
+    """Read the newest whole checkpoint; return its path, what it holds, and the newer ones, which are damaged.
+
+    Without any checkpoint the first two are None. Raises `UserError` when all are damaged.
+    """
+    damaged = []
+    for path in list_checkpoints(policy_dir(run_dir, policy)):
+        try:
+            return path, load_checkpoint(path), damaged
+        except DamagedCheckpoint:
+            damaged.append(path)
+    if damaged:
+        raise UserError(f"all its checkpoints are damaged ({', '.join(map(str, damaged))}); begin anew: train.py "
+                        "--restart_behavior=restart")
+    return None, None, []
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint. Raises `UserError` when the file is damaged or is no checkpoint."""
+    """Read a checkpoint.
+
+    Raises `DamagedCheckpoint` when the file is damaged or is no checkpoint, `UserError` when it cannot be read.
+    """
     try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    try:
+        with file, zipfile.ZipFile(file) as parts:
+            if parts.testzip() is not None:  # torch.load does not compare the checksums that torch.save has written
+                raise ValueError("a checksum is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # a replay may be large
-        assert {"model", "sgd_steps", "env_steps"} <= state.keys()
-    except Exception as error:  # torch raises whatever the damaged bytes lead to
-        raise UserError(f"checkpoint {path} is damaged; move it away to continue from the one before") from error
+        if not {"model", "sgd_steps", "env_steps"} <= state.keys():
+            raise ValueError("something is missing")
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the damaged bytes lead to
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged; choose another") from error
+    if state.get("format", FORMAT) != FORMAT:
+        raise UserError(f"checkpoint {path} has format {state['format']}, this program reads {FORMAT}; use the "
+                        "program of its training")
     return state
 
 

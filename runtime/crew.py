@@ -23,16 +23,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from runtime.console import forgive
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
-from runtime.user_error import UserError
+from runtime.user_error import ComponentError, UserError
 
 FORGOTTEN = 255  # what multiprocessing takes for the exit code of a process whose fork server has died
 Report = Callable[[tuple], None]
-
-
-class ComponentError(RuntimeError):
-    """A component failed; the text names it and holds its traceback."""
 
 
 class Stalls:
@@ -226,6 +223,7 @@ def kill_all(processes: list[Any]) -> None:
 def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
     threading.Thread(target=leave_with_parent, daemon=True).start()
+    forgive()
     os.nice(component.niceness)
     if component.core is not None:
         os.sched_setaffinity(0, {component.core})

@@ -217,10 +217,14 @@ class Evaluator:
         best, best_sort = float(buffers.best_score[policy]), int(buffers.best_sort[policy])
         if not (checkpoint.is_better(score, sort, best, best_sort) or (score, sort) == (best, best_sort)):
             return False
-        buffers.best_score[policy], buffers.best_sort[policy] = score, sort
         state = {"algo": self.cfg.algo, "model": weights, "sgd_steps": version, "env_steps": env_steps, "score": score,
                  "sort_of_score": sort}
-        checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
+        try:
+            checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
+        except OSError as error:
+            self.report(("unsaved", policy, None, error.strerror or str(error)))
+            return False
+        buffers.best_score[policy], buffers.best_sort[policy] = score, sort
         return True
 
     def _go_on(self, env: VectorEnv) -> None:

@@ -1,23 +1,97 @@
 """Files that are always whole, and the settings that a run has saved."""
 
+import collections
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from runtime.user_error import UserError
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that it is always whole, also after a crash: to a temporary name on the disk, then rename."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Give a file to write to that takes this name when it is whole and on the disk, and else leaves nothing.
+
+    A crash, at whatever moment, leaves the file before or the new one.
+    """
     temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # else the new name may be lost; some file systems cannot
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that it is always whole, also after a crash. Raises `OSError`."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def append(path: Path, data: bytes, *, fresh_line: bool = False) -> None:
+    """Add bytes to a file, all or none of them. Raises `OSError`."""
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if fresh_line and size > 0:
+            file.seek(-1, os.SEEK_END)
+            data = data if file.read(1) == b"\n" else b"\n" + data
+        try:
+            while data:
+                data = data[file.write(data):]
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise
+
+
+class LineFile:
+    """A file that grows by whole lines. What cannot be written, since the disk is full, waits for the next `flush`."""
+
+    MOST_WAITING = 100_000  # lines; then the oldest are given up
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting: collections.deque[str] = collections.deque(maxlen=self.MOST_WAITING)
+
+    def add(self, line: str) -> None:
+        """Add a line, without its end, that the next `flush` writes."""
+        self.waiting.append(line)
+
+    def flush(self) -> None:
+        """Write what waits, beginning on a fresh line: a crash may have left half of the line before.
+
+        Raises `OSError`; the file is as before then, and the lines go on waiting.
+        """
+        if not self.waiting:
+            return
+        append(self.path, "".join(f"{line}\n" for line in self.waiting).encode(), fresh_line=True)
+        self.waiting.clear()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of one JSON object per line, but not lines that are damaged; none where there is no file."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
 
 
 def finite(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 
-from config import MAX_POLICIES, Config, algorithm_class, cpu_cores, max_workers
+from config import MAX_POLICIES, Config, algorithm_class, max_workers
+from runtime.container import cpu_cores
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
 

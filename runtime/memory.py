@@ -12,12 +12,14 @@ from envs.flat_spaces import ACTION_MASK, num_options
 from envs.vector_env import EnvInfo
 from learner import CPU_BYTES_PER_PASS
 from normalizers import one_hot_bytes
+from runtime.container import allow_descriptors, memory_left
 from runtime.ranks import from_rank_0, this_rank
 from runtime.user_error import UserError
 from shared_buffers import num_bytes, trajectory_specs
 
 # measured: the supervisor with its server of processes, and a component without its model and its batches
 SUPERVISOR_BYTES, COMPONENT_BYTES = 340_000_000, 100_000_000
+OPEN_FILES, FILES_PER_COMPONENT = 80, 12  # measured in the supervisor, which has the most: 31 + 5, of a policy 14
 ACTIVATIONS = 20  # bytes that a convolutional network keeps of each byte of a pass, of the Nature CNN in bfloat16
 
 
@@ -41,8 +43,13 @@ def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], model
             rows = cfg.trajectories_per_minibatch * (cfg.rollout + 1) + slots
             total += one_hot_bytes(info.kinds[kind][0]) * rows
     if not cfg.serial_mode:
-        total += (cfg.num_workers + len(models) * (len(cfg.learners) + cfg.policy_workers_per_policy)) * COMPONENT_BYTES
+        total += num_components(cfg, len(models)) * COMPONENT_BYTES
     return total
+
+
+def num_components(cfg: Config, num_policies: int) -> int:
+    """Count rollout workers, and learners and policy workers of so many policies."""
+    return cfg.num_workers + num_policies * (len(cfg.learners) + cfg.policy_workers_per_policy)
 
 
 def replay_bytes(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module]) -> int:
@@ -52,14 +59,29 @@ def replay_bytes(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: 
                for kind, model in zip(kind_of_policy, models, strict=True))
 
 
+def check_processes(cfg: Config, available: int) -> None:
+    """Raise `UserError` when the processes alone are too many, before any model is made.
+
+    There must be memory for those of one policy, and files that may be open for those of all.
+    """
+    needed = SUPERVISOR_BYTES + (0 if cfg.serial_mode else num_components(cfg, 1) * COMPONENT_BYTES)
+    if needed > available:
+        raise UserError(f"the processes alone need about {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are "
+                        "free (control groups count); lower --num_workers, or use --serial_mode")
+    files = OPEN_FILES + num_components(cfg, cfg.num_policies) * FILES_PER_COMPONENT
+    if (allowed := allow_descriptors(files)) < files:
+        raise UserError(f"{files} files must be open at once, the system allows {allowed}; enter `ulimit -n {files}` "
+                        "before, or lower --num_workers")
+
+
 def copies_of_weights(cfg: Config) -> int:
     """Count: published twice, both moments of Adam; shared, and with gradients of each learner; of policy workers."""
     return 4 + (len(cfg.learners) > 1) + 2 * len(cfg.learners) + cfg.policy_workers_per_policy
 
 
 def available_memory(store_prefix: str) -> int:
-    """Return the bytes of memory that are left for this rank."""
-    return share_of_rank(f"{store_prefix}/memory", psutil.virtual_memory().available)
+    """Return the bytes of memory that are left for this rank, in its container if it is in one."""
+    return share_of_rank(f"{store_prefix}/memory", int(min(psutil.virtual_memory().available, memory_left())))
 
 
 def available_shared_memory(store_prefix: str) -> int:

@@ -12,13 +12,14 @@ from config import Config, algorithm_class
 from envs.families import probe
 from envs.vector_env import EnvInfo
 from pbt import assign_kinds
-from runtime import checkpoint
+from runtime import checkpoint, ranks
 from runtime.machine import choose_cores, choose_device
 from runtime.memory import (
     available_memory,
     available_shared_memory,
     check_memory,
     check_one_hot,
+    check_processes,
     check_shared_memory,
     estimate_memory,
     replay_bytes,
@@ -27,6 +28,8 @@ from runtime.seeding import NETWORK, derive_seed
 from runtime.training_state import check_optimizer, restore_weights
 from runtime.user_error import UserError
 from shared_buffers import SharedBuffers, check_num_slots
+
+DAMAGED = ".damaged"
 
 
 class Plan(NamedTuple):
@@ -42,11 +45,19 @@ class Plan(NamedTuple):
     models: list[torch.nn.Module]
     paths: list[Path | None]  # the checkpoint with which a resumed run goes on
     states: list[dict[str, Any] | None]  # what that holds
+    damaged: list[list[Path]]  # newer checkpoints, which cannot be read
 
     @property
     def places(self) -> list[dict[str, Any]]:
         """Return `TrainingState.place_in_population` of each policy, as saved."""
         return [(state or {}).get("population", {}) for state in self.states]
+
+    def describe_resume(self) -> str:
+        """Tell which checkpoints are missing where a resumed run goes on with others."""
+        lines = [f"{path} is damaged and is called {path.with_suffix(DAMAGED).name} now; the run goes on with the one "
+                 "before" for paths in self.damaged for path in paths]
+        anew = [str(policy) for policy, state in enumerate(self.states) if state is None]
+        return "\n".join([*lines, *([f"no checkpoint of policy {', '.join(anew)}: it begins anew"] if anew else [])])
 
 
 def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix: str) -> Plan:
@@ -60,14 +71,15 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
     if len(cfg.learners) > 1 and devices[0].type != "cpu":
         raise UserError(f"the {len(cfg.learners)} learners of a policy share weights in the memory of the CPU; set "
                         "--device=cpu")
+    available = available_memory(store_prefix)
+    check_processes(cfg, available)
     info = probe(cfg, must_play_ahead=given.get("decorrelate_experience_max_seconds", 0) > 0)
     if cfg.self_play_past_fraction and len(info.agents) < 2:
         raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
                         "agent")
-    available = available_memory(store_prefix)
     check_one_hot(cfg, info, available)
     kinds = assign_kinds(cfg, info)
-    models, paths, states = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
+    models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
                                             for policy, kind in enumerate(kinds)), strict=True))
     check_num_slots(cfg, len(info.agents))
     needed = [estimate_memory(cfg, info, kinds[:count], models[:count], devices[:count])
@@ -75,27 +87,32 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
     replays = replay_bytes(cfg, info, kinds, models)
     check_memory(cfg, needed, available, replays)
     check_shared_memory(cfg, info, kinds, models, available_shared_memory(store_prefix))
-    return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states)
+    return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states, damaged)
 
 
-def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any],
-                action_space: Any) -> tuple[torch.nn.Module, Path | None, dict[str, Any] | None]:
-    """Make a policy's model, with the weights of its last checkpoint if the run is resumed and has one."""
+def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any], action_space: Any
+                ) -> tuple[torch.nn.Module, Path | None, dict[str, Any] | None, list[Path]]:
+    """Make a policy's model, with the weights of its last whole checkpoint if the run is resumed and has one.
+
+    Returns it, the checkpoint and what that holds, and newer ones that are damaged.
+    """
     torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
     algorithm = algorithm_class(cfg.algo)(cfg)
     model = algorithm.make_model(obs_space, action_space)
-    path = checkpoint.find_checkpoint(cfg.run_dir, policy=policy) if cfg.restart_behavior == "resume" else None
-    state = checkpoint.load_checkpoint(path) if path else None
+    path, state, damaged = (checkpoint.load_newest(cfg.run_dir, policy) if cfg.restart_behavior == "resume" else
+                            (None, None, []))
     if state is not None:
         checkpoint.load_weights(model, state, path, cfg.algo)
         check_optimizer(algorithm.make_optimizer(model.parameters()), state)
         algorithm.check_resumed(state)
     algorithm.carry_settings(model)  # after those of a checkpoint were loaded
-    return model, path, state
+    return model, path, state, damaged
 
 
 def restore(cfg: Config, buffers: SharedBuffers, plan: Plan) -> None:
     """Put the counters, scores and weights of a run's checkpoints into what is shared; cfg: the settings of the run."""
+    for path in (path for paths in plan.damaged for path in paths if ranks.this_rank().rank == 0):
+        path.rename(path.with_suffix(DAMAGED))
     for policy, (model, state) in enumerate(zip(plan.models, plan.states, strict=True)):
         if state is not None:
             buffers.env_steps[-1] = max(int(buffers.env_steps[-1]), state["env_steps"])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from config import Config
+from runtime.board import Board
 
 TOTALS = ("sgd_steps", "env_steps_trained")  # of all learners of the policy
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
@@ -41,11 +42,10 @@ class PolicyRecords:
         self.last_best = self.last_best_line = -math.inf  # when the best was saved; when a line said so
         self.best_every_sec, self.is_saving_best = MIN_BEST_SEC, False
         self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  slow to import; the children start meanwhile
-
-        self.tensorboard = SummaryWriter(
-            cfg.run_dir / "tensorboard" / f"policy_{policy:02}", max_queue=1000, flush_secs=10,
-            purge_step=0 if resumed_at is None else resumed_at + 1)  # hides what came after the checkpoint
+        self.score_before = (-math.inf, 0)  # of the best checkpoint, and its sort, while another one is saved
+        # hides what came after the checkpoint
+        self.tensorboard = Board(cfg.run_dir / "tensorboard" / f"policy_{policy:02}",
+                                 purge_step=0 if resumed_at is None else resumed_at + 1)
 
     @property
     def mean_return(self) -> float | None:

@@ -11,9 +11,11 @@ what it has read with its weights: a resumed run takes both from one file, so th
     population.png                   the same as a picture (`tools/plot.py`), when the run ends
 """
 
+import contextlib
 import dataclasses
 import json
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,12 @@ import torch
 import pbt
 from config import Config, tunable
 from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
-from runtime.files import finite, save_settings, write_atomically
+from runtime.files import LineFile, finite, save_settings, write_atomically
 from runtime.records import read_history
 from runtime.seeding import POPULATION, derive_seed
 from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
+
+DONOR_RETRY_SEC = 5.0
 
 
 class Population:
@@ -45,7 +49,8 @@ class Population:
         self.shaping = [self.default_shaping] * cfg.num_policies
         self.last_update: dict[int, int] = {}  # of each policy, in its own steps
         self.copying: tuple[int, int] | None = None  # a policy that waits for its donor to save itself, and the donor
-        self.history = cfg.run_dir / "population.jsonl"
+        self.asks_again_at = math.inf  # for a donor that could not be saved, s of `time.monotonic`
+        self.history = LineFile(cfg.run_dir / "population.jsonl")
         self.rng = np.random.default_rng(derive_seed(cfg.seed, POPULATION, buffers.start))
         for policy, place in enumerate(saved):
             if place:
@@ -71,6 +76,11 @@ class Population:
         """
         cfg, kinds = self.cfg, self.buffers.kind_of_policy
         decisions = []
+        with contextlib.suppress(OSError):  # the records tell of it
+            self.history.flush()
+        if time.monotonic() > self.asks_again_at:
+            self.asks_again_at = math.inf
+            self._send(self.copying[1], (SAVE, SAVE_DONOR))
         for policy in range(cfg.num_policies):
             rivals = {other: objectives[other] for other in range(cfg.num_policies) if kinds[other] == kinds[policy]}
             if (self.copying or None in rivals.values() or not pbt.is_due(
@@ -105,6 +115,15 @@ class Population:
         self._send(policy, (COPY, donor))
         self._send(policy, (CONFIGURE, 0))
 
+    def donor_unsaved(self) -> None:
+        """Ask again later for what could not be written."""
+        self.asks_again_at = time.monotonic() + DONOR_RETRY_SEC
+
+    @property
+    def is_copying(self) -> bool:
+        """Tell whether a donor is saving itself; one that could not is asked again later."""
+        return self.copying is not None and self.asks_again_at == math.inf
+
     def numbers(self, policy: int) -> dict[str, Any]:
         """Return all that may be mutated of a policy, for the records."""
         return self.settings[policy] | {f"shaping/{name}": value for name, value in self.shaping[policy].items()}
@@ -120,6 +139,7 @@ class Population:
         """Draw the history into population.png."""
         from tools.plot import draw_population  # noqa: PLC0415  matplotlib is slow to import
 
+        self.history.flush()
         draw_population(self.cfg.run_dir, self.cfg.run_dir / "population.png")
 
     # ---- effects -------------------------------------------------------------------------------------------------
@@ -133,18 +153,20 @@ class Population:
         for numbers, shared in ((self.settings, self.buffers.settings), (self.shaping, self.buffers.shaping)):
             shared[policy] = torch.tensor([float(value) for value in numbers[policy].values()], dtype=torch.float64)
         self.buffers.last_update[policy] = self.last_update[policy]
-        save_settings(self.cfg.run_dir / f"policy_{policy:02}_cfg.json", self.settings[policy])
-        if self.default_shaping:
-            save_settings(self.cfg.run_dir / f"policy_{policy:02}_reward_shaping.json",
-                          unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
+        with contextlib.suppress(OSError):  # they are for people; the records tell of it
+            save_settings(self.cfg.run_dir / f"policy_{policy:02}_cfg.json", self.settings[policy])
+            if self.default_shaping:
+                save_settings(self.cfg.run_dir / f"policy_{policy:02}_reward_shaping.json",
+                              unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
 
     def _record(self, policy: int, steps: int, objective: float | None, decision: pbt.Decision) -> None:
         self.last_update[policy] = steps
         event = {"policy": policy, "policy_steps": steps, "env_steps": int(self.buffers.env_steps.sum()),
                  "objective": None if objective == -math.inf else objective, "donor": decision.donor,
                  "words": decision.words, **self.numbers(policy)}
-        with self.history.open("a") as file:
-            file.write(json.dumps(finite(event)) + "\n")
+        self.history.add(json.dumps(finite(event)))
+        with contextlib.suppress(OSError):  # it is written later
+            self.history.flush()
 
     def _restore(self, policy: int, place: dict[str, Any]) -> None:
         """Take over what a learner has saved of a policy's place in the population."""
@@ -160,7 +182,7 @@ class Population:
         kept = [event for event in read_history(self.cfg.run_dir)
                 if event["policy"] >= self.cfg.num_policies  # it is not part of this run
                 or event["policy_steps"] <= self.last_update.get(event["policy"], -1)]
-        write_atomically(self.history, "".join(json.dumps(event) + "\n" for event in kept))
+        write_atomically(self.history.path, "".join(json.dumps(event) + "\n" for event in kept))
 
 
 def _show(value: float | bool) -> str:

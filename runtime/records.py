@@ -3,6 +3,9 @@
 Owned by the supervisor. `add` takes what the components report, `tick` writes a row when one is due. In serial mode a
 row is due after each dataset instead of every few seconds, so that two runs with one seed write the same rows.
 
+When nothing can be written, since the disk is full or the folder has gone away, training goes on: the progress line
+says so, what is to be written waits, and each report tries again.
+
     metrics.jsonl   one JSON object per report, the keys of `row`
     summary.json    the last row and totals; replaced atomically at each report
 
@@ -12,9 +15,8 @@ With several policies a row holds means over them, and what each one reports in 
 import contextlib
 import json
 import math
-import os
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ import psutil
 
 from config import Config
 from runtime import checkpoint
-from runtime.files import write_atomically
+from runtime.console import say, show_progress
+from runtime.files import LineFile, read_lines, write_atomically
 from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean
 from runtime.ranks import this_rank
+from runtime.run_folder import mend_run_dir
+from runtime.user_error import ComponentError
 from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
 
 BEST_LINE_SEC = 20.0  # a new best checkpoint is told in a line at most this often
@@ -57,11 +62,15 @@ class Records:
         self.first_step_sec: float | None = None
         self.memory_bytes = self.peak_memory_bytes = 0
         self.last_memory = -math.inf  # when it was measured
+        # what could not be written when it was tried last, (policy, kind of checkpoint) or "records", and why
+        self.unwritten: dict[tuple[int, int] | str, str] = {}
+        self.closed = self.line_open = False
 
-        self.log_file, self.line_open = (self.run_dir / "log.txt").open("a", buffering=1), False
+        self.log_file, self.metrics = LineFile(self.run_dir / "log.txt"), LineFile(self.run_dir / "metrics.jsonl")
+        if not self.resumed:
+            self.metrics.path.unlink(missing_ok=True)
         if num_lost:
             self.log(f"left out {num_lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
-        self.metrics = (self.run_dir / "metrics.jsonl").open("a" if self.resumed else "w", buffering=1)
         config_table = "\n".join(f"| {name} | {value} |" for name, value in vars(cfg).items())
         self.policies[0].tensorboard.add_text("config", "| setting | value |\n|---|---|\n" + config_table)
 
@@ -70,12 +79,14 @@ class Records:
     def log(self, text: str, *, to_console: bool = True) -> None:
         """Write lines to log.txt, with the time, and to the console."""
         if self.line_open:
-            print()
+            say("")
             self.line_open = False
         for line in text.splitlines():
-            self.log_file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            self.log_file.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
             if to_console and this_rank().rank == 0:  # it speaks for all
-                print(line, flush=True)
+                say(line)
+        with contextlib.suppress(OSError):  # the next report tries again
+            self.log_file.flush()
 
     def log_failure(self, error: BaseException) -> None:
         """Write why the run failed to log.txt; the console gets it from whoever handles the error."""
@@ -85,9 +96,13 @@ class Records:
         """Take one report of a component.
 
         ("episodes", [(policy, return, length, objective), ...]), ("matches", [(policy, result), ...]),
-        ("trained", policy, {...}), ("evaluated", policy, {...}), ("best", policy) or
-        ("saved", policy, kind, name, seconds).
+        ("trained", policy, {...}), ("evaluated", policy, {...}), ("best", policy),
+        ("saved", policy, kind, name, seconds) or ("unsaved", policy, kind, why).
         """
+        if kind == "unsaved" and content[1] is None:  # not what a run goes on with
+            self.log(f"not saved{self._of(content[0])}: {content[2]}")
+        elif kind in ("saved", "unsaved"):
+            self._note_failure((content[0], content[1]), content[2] if kind == "unsaved" else None)
         if kind == "episodes":
             for policy, *episode in content[0]:
                 self.policies[policy].add_episode(*episode)
@@ -105,6 +120,10 @@ class Records:
                      "+- {eval_return_std:.2f}, length {eval_length:.1f}".format(**content[1]))
         elif kind == "best":
             self._tell_best(content[0])
+        elif kind == "unsaved" and content[1] == SAVE_BEST:  # the one before is still there
+            policy = self.policies[content[0]]
+            self.buffers.best_score[content[0]], self.buffers.best_sort[content[0]] = policy.score_before
+            policy.is_saving_best = False
         elif kind == "saved" and content[1] == SAVE_MILESTONE:
             self.log(f"saved {content[2]}{self._of(content[0])} at env_steps={env_steps:,}")
         elif kind == "saved" and content[1] == SAVE_BEST:
@@ -130,10 +149,6 @@ class Records:
                 policy.tensorboard.add_scalar(f"pbt/{name}", float(value), env_steps)
             if policy.objective is not None:
                 policy.tensorboard.add_scalar("pbt/objective", policy.objective, env_steps)
-
-    @property
-    def closed(self) -> bool:
-        return self.metrics.closed
 
     @property
     def num_episodes(self) -> int:
@@ -214,6 +229,8 @@ class Records:
             sort = checkpoint.sort_of_score(is_objective=policy.has_objective, is_evaluation=False)
             best, best_sort = float(self.buffers.best_score[number]), int(self.buffers.best_sort[number])
             if full and rested and checkpoint.is_better(policy.objective, sort, best, best_sort):
+                if not policy.is_saving_best:
+                    policy.score_before = best, best_sort
                 self.buffers.best_score[number], self.buffers.best_sort[number] = policy.objective, sort
                 policy.last_best, policy.is_saving_best = now, True
                 saves.append((number, SAVE_BEST))
@@ -235,8 +252,8 @@ class Records:
         parts = [policy.take_row() for policy in self.policies]
         self._write_tensorboard(row, parts)
         row |= parts[0] if len(parts) == 1 else join_rows(parts)
-        self.metrics.write(json.dumps(row) + "\n")
-        self._write_summary(self._summary(env_steps))
+        self.metrics.add(json.dumps(row))
+        self._write_files(self._summary(env_steps))
         if self.begun is not None:
             self._show_progress(row)
 
@@ -270,8 +287,40 @@ class Records:
             "first_sgd_step_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
         }
 
-    def _write_summary(self, summary: dict[str, Any]) -> None:
-        write_atomically(self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+    def _write_files(self, summary: dict[str, Any]) -> None:
+        """Write all that waits, and the summary."""
+        files = [self.metrics, self.log_file, *(policy.tensorboard for policy in self.policies)]
+        self._write(*(file.flush for file in files), lambda: write_atomically(
+            self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n"))
+
+    def _write(self, *writes: Callable[[], None]) -> None:
+        """Write; when that fails, note why and make the folder anew if it has gone away."""
+        try:
+            for write in writes:
+                write()
+        except OSError as error:
+            mend_run_dir(self.cfg)
+            self._note_failure("records", error.strerror or str(error))
+        else:
+            self._note_failure("records", None)
+
+    def check_saved(self) -> None:
+        """Raise `ComponentError` when the last periodic checkpoint of a policy could not be written."""
+        unsaved = [f"policy {what[0]}: {why}" for what, why in self.unwritten.items()
+                   if what != "records" and what[1] == SAVE_PERIODIC]
+        if unsaved:
+            raise ComponentError(f"what was learned last is not in {self.run_dir}: {', '.join(unsaved)}")
+
+    def _note_failure(self, what: tuple[int, int] | str, why: str | None) -> None:
+        """Remember that something could not be written, or (None) could; tell when that changes."""
+        before = bool(self.unwritten)
+        self.unwritten.pop(what, None)
+        if why is not None:
+            self.unwritten[what] = why
+        if self.unwritten and not before:
+            self.log(f"cannot write into {self.run_dir}: {why}; training goes on, and tries again")
+        elif before and not self.unwritten:
+            self.log(f"can write into {self.run_dir} again")
 
     def _show_progress(self, row: dict[str, Any]) -> None:
         """Say in one line how far the run has come; in a terminal each line takes the place of the one before."""
@@ -295,34 +344,24 @@ class Records:
             parts.append(f"eval {mean(evaluations):.2f}")
         if "policy_lag_mean" in row:
             parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
+        if self.unwritten:
+            parts.insert(1, f"NOT SAVED: {next(iter(self.unwritten.values()))}")
         parts.append(f"{format_duration(self.wall_sec)} gone, {format_duration(seconds_left)} left")
         line = " | ".join(parts)
-        self.line_open = sys.stdout.isatty()
-        if self.line_open:
-            width = os.get_terminal_size().columns - 1
-            print("\r" + line[:width].ljust(width), end="", flush=True)
-        else:
-            print(line, flush=True)
+        self.line_open = show_progress(line)
 
     def close(self, env_steps: int) -> None:
-        """Write the last summary and close every file."""
-        try:
-            if self.begun is not None:
-                self.end(env_steps)
-            summary = self._summary(env_steps)
-            if env_steps > self.steps_before or not self.resumed:  # else the summary of the run so far stays true
-                self._write_summary(summary)
-            self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, "
-                     f"mean return {show_scores(summary['mean_return'])}, "
-                     f"best score {show_scores(summary['best_score'])}, "
-                     f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
-        finally:  # also when there is no room on the disk, or nobody reads the output
-            self.close_files()
-
-    def close_files(self) -> None:
-        """Close every file."""
-        for file in (self.metrics, self.log_file, *(policy.tensorboard for policy in self.policies)):
-            file.close()
+        """Write the last summary, and all that waits."""
+        self.closed = True
+        if self.begun is not None:
+            self.end(env_steps)
+        summary = self._summary(env_steps)
+        self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, "
+                 f"mean return {show_scores(summary['mean_return'])}, "
+                 f"best score {show_scores(summary['best_score'])}, "
+                 f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
+        if env_steps > self.steps_before or not self.resumed:  # else the summary of the run so far stays true
+            self._write_files(summary)
 
 
 def show_scores(scores: list[float | None]) -> str:
@@ -375,7 +414,7 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
     After a crash the reports are newer than the weights. A reader must find one history, in which env_steps never
     decrease.
     """
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    lines = metrics.read_text(errors="replace").splitlines() if metrics.exists() else []
     kept = []
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # cut off by the crash
@@ -388,12 +427,7 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """Read the events of a population (`population.py`), but not one that a crash has cut off."""
-    path = run_dir / "population.jsonl"
-    events = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
-            events.append(json.loads(line))
-    return events
+    return [event for event in read_lines(run_dir / "population.jsonl") if "policy_steps" in event]
 
 
 def format_duration(seconds: float) -> str:

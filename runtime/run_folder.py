@@ -1,5 +1,6 @@
 """The folder of a run: which settings it is continued with, who may write into it. Used by `supervisor.py`."""
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -10,6 +11,7 @@ from typing import Any
 from config import Config, canonical_algo, make_config, run_dir_of
 from envs.families import profile
 from runtime import checkpoint
+from runtime.by_name import check_trusted
 from runtime.files import load_saved, write_atomically
 from runtime.user_error import UserError
 
@@ -23,13 +25,14 @@ def configure(given: Mapping[str, Any]) -> Config:
             for name in ("env", "train_dir", "experiment", "restart_behavior")}
     env_profile = profile(here["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(here["train_dir"], here["experiment"], here["env"])
-    has_checkpoint = any(run_dir.glob("checkpoints/policy_*/checkpoint_*.pt"))
+    has_checkpoint = any(map(checkpoint.list_checkpoints, run_dir.glob("checkpoints/policy_*")))
     if here["restart_behavior"] != "resume" or not has_checkpoint:
         return make_config(env_profile, given)
     saved = load_saved(run_dir / "config.json")
     if saved["env"] != here["env"]:
         raise UserError(f"{run_dir} holds a run of {saved['env']}; use another --experiment, or "
                         "--restart_behavior=restart")
+    check_trusted(saved, given, run_dir)
     saved_algo = saved.get("algo", Config.algo)
     algo = canonical_algo(given.get("algo", saved_algo))
     if algo != saved_algo:
@@ -53,14 +56,27 @@ def prepare_run_dir(cfg: Config) -> int:
                 shutil.rmtree(run_dir)
             else:
                 run_dir.rename(unused_name(run_dir))
-        for policy in range(cfg.num_policies):
-            checkpoint.policy_dir(run_dir, policy).mkdir(parents=True, exist_ok=True)
+        make_folders(cfg)
         lock = lock_folder(run_dir)
         cfg.save(run_dir / "config.json")
     except OSError as error:
         raise UserError(f"--train_dir={cfg.train_dir} cannot be written ({error.strerror}: {error.filename}); "
                         "choose another") from error
     return lock
+
+
+def make_folders(cfg: Config) -> None:
+    """Make the folders of a run that are missing. Raises `OSError`."""
+    for policy in range(cfg.num_policies):
+        checkpoint.policy_dir(cfg.run_dir, policy).mkdir(parents=True, exist_ok=True)
+
+
+def mend_run_dir(cfg: Config) -> None:
+    """Make the folder of a run that goes on anew, if it has gone away and that can be done."""
+    with contextlib.suppress(OSError):
+        make_folders(cfg)
+        if not (cfg.run_dir / "config.json").exists():
+            cfg.save(cfg.run_dir / "config.json")
 
 
 def count_start(run_dir: Path) -> int:

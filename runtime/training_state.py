@@ -143,10 +143,14 @@ class TrainingState:
         names = {SAVE_BEST: checkpoint.BEST, SAVE_DONOR: checkpoint.DONOR,
                  SAVE_MILESTONE: checkpoint.checkpoint_name("milestone", state)}
         path = self.folder / names.get(reason, checkpoint.checkpoint_name("checkpoint", state))
-        if this_rank().rank == 0:  # all have the same
-            checkpoint.save_checkpoint(state, path)
-            checkpoint.prune_checkpoints(self.folder, self.cfg.keep_checkpoints)
-        self.report(("saved", self.policy, reason, path.name, time.monotonic() - started))
+        try:
+            if this_rank().rank == 0:  # all have the same
+                checkpoint.save_checkpoint(state, path)
+                checkpoint.prune_checkpoints(self.folder, self.cfg.keep_checkpoints)
+        except OSError as error:  # training goes on
+            self.report(("unsaved", self.policy, reason, error.strerror or str(error)))
+        else:
+            self.report(("saved", self.policy, reason, path.name, time.monotonic() - started))
 
     # ---- population ----------------------------------------------------------------------------------------------
 
@@ -171,7 +175,11 @@ class TrainingState:
         weights.
         """
         path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.DONOR
-        state = checkpoint.load_checkpoint(path)
+        try:
+            state = checkpoint.load_checkpoint(path)
+        except UserError as error:  # it has gone away since it was written: this policy keeps its own weights
+            self.report(("unsaved", self.policy, None, str(error)))
+            return
         checkpoint.load_weights(self.model, state, path, self.cfg.algo)
         self.load_optimizer(state["optimizer"])
         reducer.replace_shared(self.model)
@@ -186,8 +194,11 @@ class TrainingState:
         self.next_snapshot = self.snapshot_after()
         self.weights.add_snapshot(self.model, self.sgd_steps)
         state = self.state_dict()
-        checkpoint.save_checkpoint(state, self.folder / checkpoint.checkpoint_name("snapshot", state))
-        checkpoint.prune_checkpoints(self.folder, self.cfg.self_play_snapshots, "snapshot")
+        try:
+            checkpoint.save_checkpoint(state, self.folder / checkpoint.checkpoint_name("snapshot", state))
+            checkpoint.prune_checkpoints(self.folder, self.cfg.self_play_snapshots, "snapshot")
+        except OSError as error:  # it is an opponent all the same, until the run ends
+            self.report(("unsaved", self.policy, None, error.strerror or str(error)))
 
     def snapshot_after(self) -> int:
         """Return the decisions of the policy at which the next snapshot is due."""
@@ -237,12 +248,16 @@ def restore_weights(cfg: Config, policy: int, weights: SharedWeights, model: tor
     """Publish the weights of a checkpoint, and the snapshots that lie beside it."""
     if cfg.self_play_past_fraction:
         folder = checkpoint.policy_dir(cfg.run_dir, policy)
-        newer = {path for path in folder.glob("snapshot_*.pt") if int(path.name.split("_")[1]) > state["sgd_steps"]}
+        snapshots = checkpoint.list_checkpoints(folder, "snapshot")[::-1]
+        newer = {path for path in snapshots if int(path.name.split("_")[1]) > state["sgd_steps"]}
         if this_rank().rank == 0:
             for path in newer:  # they came after the checkpoint, before a crash
                 path.unlink()
-        for path in sorted(set(folder.glob("snapshot_*.pt")) - newer)[-cfg.self_play_snapshots:]:
-            snapshot = checkpoint.load_checkpoint(path)
+        for path in [path for path in snapshots if path not in newer][-cfg.self_play_snapshots:]:
+            try:
+                snapshot = checkpoint.load_checkpoint(path)
+            except checkpoint.DamagedCheckpoint:  # one opponent fewer
+                continue
             checkpoint.load_weights(model, snapshot, path, cfg.algo)
             weights.add_snapshot(model, snapshot["sgd_steps"])
         model.load_state_dict(state["model"])

@@ -13,3 +13,7 @@ def nearest(word: Any, known: Iterable[str]) -> str:
     """Return ' (did you mean X?)' for the known word closest to a misspelled one, else an empty string."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+class ComponentError(RuntimeError):
+    """A component failed; the text names it and holds its traceback."""

@@ -116,6 +116,7 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
     with start(tmp_path, **settings) as second:
         resumed = learners(second)[0].state.state_dict()
         assert resumed.pop("algo") == saved.pop("algo")
+        assert saved.pop("format") == checkpoint.FORMAT
         assert resumed["optimizer"].pop("class") == saved["optimizer"].pop("class") == "Adam"
         for state in (resumed, saved):  # set before each step, from the state's own
             del state["optimizer"]["param_groups"][0]["lr"]

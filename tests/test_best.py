@@ -139,7 +139,6 @@ def test_saving_the_best_takes_a_small_share_of_the_time(tmp_path: Path, monkeyp
     assert looks(2) == 1
     own.add("saved", [0, SAVE_BEST, "best.pt", 0.001], 0)
     assert looks(3) == 1
-    own.close_files()
 
 
 @pytest.mark.parametrize(("new", "old", "better"), [

@@ -664,7 +664,6 @@ def test_the_time_left_is_unknown_while_no_step_is_taken(tmp_path: Path, capsys:
     records.last_row -= 1000  # a report is due
     records.tick(0, 0)
     assert capsys.readouterr().out.rstrip().endswith("| 0:00:00 gone, ? left")
-    records.close_files()
 
 
 def test_returns_are_never_ranked_beside_objectives(tmp_path: Path) -> None:
@@ -678,7 +677,6 @@ def test_returns_are_never_ranked_beside_objectives(tmp_path: Path) -> None:
     finish([[(0, 1e9, 5, math.nan), (0, 60.0, 5, 0.75), (1, 70.0, 5, 0.5)]])  # an episode without one says nothing
     assert records.objectives([0, 0, 1]) == [0.5, 0.5, 90]
     assert records.policies[0].mean_return == pytest.approx((50 + 60 + 1e9 + 60) / 4)
-    records.close_files()
 
 
 def test_who_never_reaches_an_objective_is_the_worst_and_holds_nobody_up(tmp_path: Path) -> None:
@@ -688,7 +686,6 @@ def test_who_never_reaches_an_objective_is_the_worst_and_holds_nobody_up(tmp_pat
         assert records.objectives([0, 0, 0])[1] is None, "it may still come"
         records.add("episodes", [[(1, 70.0, 5, math.nan)]], 0)
     assert records.objectives([0, 0, 0]) == [0.5, -math.inf, None]
-    records.close_files()
 
 
 def test_a_resumed_policy_is_ranked_after_a_hundred_episodes(tmp_path: Path) -> None:
@@ -697,7 +694,6 @@ def test_a_resumed_policy_is_ranked_after_a_hundred_episodes(tmp_path: Path) -> 
         assert records.objectives([0, 0])[0] is None
         records.add("episodes", [[(0, float(episode), 5, math.nan)]], 0)
     assert records.objectives([0, 0]) == [pytest.approx(49.5), None]
-    records.close_files()
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import shared_buffers
 import supervisor
 import train
 from config import make_config
+from runtime import children
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.command_line import make_parser
 from runtime.files import load_saved
@@ -47,10 +48,11 @@ class Outcome(NamedTuple):
     err: str
 
 
-def run_train(train_dir: Path, *flags: str, disturb: Callable[[subprocess.Popen], None] | None = None) -> Outcome:
+def run_train(train_dir: Path, *flags: str, disturb: Callable[[subprocess.Popen], None] | None = None,
+              at_once: bool = False) -> Outcome:
     """Run train.py to its end, check that it leaves no process, shared memory or half-written file behind.
 
-    `disturb` is called with the process once it has learned something.
+    `disturb` is called with the process once it has learned something, or at once.
     """
     train_dir.mkdir(parents=True, exist_ok=True)
     shm_before = shm_files()
@@ -60,8 +62,9 @@ def run_train(train_dir: Path, *flags: str, disturb: Callable[[subprocess.Popen]
         start_new_session=True)
     try:
         if disturb is not None:
-            wait_until(lambda: has_learned(train_dir) or process.poll() is not None, "it does not learn")
-            assert process.poll() is None, process.communicate()
+            if not at_once:
+                wait_until(lambda: has_learned(train_dir) or process.poll() is not None, "it does not learn")
+                assert process.poll() is None, process.communicate()
             disturb(process)
         out, err = process.communicate(timeout=DEADLINE_SEC)  # until the last child has closed the pipes
         wait_until(lambda: not members(process), "processes are left")
@@ -343,6 +346,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     """Return a function that calls the command in this process, checks how it refuses, and returns the line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supervisor, "start_server", lambda: torch.multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(children, "start_server", lambda: None)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*argv: str) -> str:

@@ -33,12 +33,13 @@ import psutil
 import torch
 
 from appo import APPO
-from config import Config, cpu_cores
+from config import Config
 from envs.families import describe_profiles
 from envs.flat_spaces import num_action_parameters
 from learner import Learner
 from policy_worker import PolicyWorker
 from runtime.command_line import make_parser, parse_bool
+from runtime.container import cpu_cores
 from runtime.crew import ComponentError
 from runtime.machine import choose_device
 from runtime.run_folder import configure

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from config import Config, algorithm_class, cpu_cores
+from config import Config, algorithm_class
 from distributions import ActionDistribution
 from envs.families import make_vector_env, probe
 from envs.flat_spaces import num_action_parameters
@@ -20,6 +20,7 @@ from learner import Learner
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime.children import start_server
+from runtime.container import cpu_cores
 from runtime.crew import keep_freed_memory, kill_all
 from runtime.machine import choose_device
 from runtime.user_error import UserError

@@ -9,7 +9,6 @@ an arrow from the donor wherever a policy was replaced.
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
+from runtime.files import read_lines
 from runtime.records import read_history
 from runtime.user_error import UserError, nearest
 
@@ -34,7 +34,7 @@ POINTS = 200  # of a mean curve
 def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     """Read the rows of a run's metrics. Raises `UserError` when there are none."""
     path = run_dir / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    rows = read_lines(path)
     if not rows:
         raise UserError(f"{run_dir} holds no metrics.jsonl")
     return rows

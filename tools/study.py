@@ -38,6 +38,7 @@ import numpy as np
 import psutil
 from scipy import stats
 
+from runtime.files import LineFile, read_lines
 from runtime.policy_records import RETURN_WINDOW
 from runtime.user_error import UserError, nearest
 from tools.plot import draw, read_rows
@@ -121,7 +122,8 @@ def run_study(study: Study, folder: Path) -> None:
     """Run what is not finished yet. Raises `UserError` when settings have changed since, `RunFailed`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.jsonl"
-    results = [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = LineFile(path)
+    results = [Result(**result) for result in read_lines(path)]
     for result in results:
         if result.setting in study.settings and result.flags != flags_of(study, result.setting):
             raise UserError(f"{folder} holds runs of '{result.setting}' with other flags ({result.flags}); choose "
@@ -132,8 +134,8 @@ def run_study(study: Study, folder: Path) -> None:
             if (setting, seed) in finished:
                 continue
             result = run(study, setting, folder / setting / f"seed_{seed}", seed)
-            with path.open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+            lines.add(json.dumps(asdict(result)))
+            lines.flush()
             results.append(result)
             print(describe(result), flush=True)
             write_report(study, results, folder)

@@ -1,0 +1,345 @@
+"""What is on the disk: damaged files are noticed, whole ones found; a disk that cannot be written ends nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from appo import APPO
+from evaluate import main as evaluate
+from runtime.board import Board
+from runtime.checkpoint import (
+    FORMAT,
+    find_checkpoint,
+    load_checkpoint,
+    load_newest,
+    policy_dir,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from runtime.crew import ComponentError
+from runtime.files import LineFile, read_lines
+from runtime.user_error import UserError
+from train import main as train
+
+ROOT = Path(__file__).parent.parent
+SMALL: dict[str, Any] = {
+    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
+    "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu", "serial_mode": True}
+
+
+def make(train_dir: Path, **settings: Any) -> APPO:
+    return APPO("CartPole-v1", **SMALL | {"train_dir": str(train_dir), "experiment": "run"} | settings)
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def a_state() -> dict[str, Any]:
+    """Make the state of a network after a step of its optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(50, 64), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(5, 50)).square().sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sgd_steps": 1, "env_steps": 2}
+
+
+def flip_a_bit(data: bytearray, rng: np.random.Generator) -> None:
+    data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+
+
+def cut_off(data: bytearray, rng: np.random.Generator) -> None:
+    del data[rng.integers(len(data)):]
+
+
+def zero_a_block(data: bytearray, rng: np.random.Generator) -> None:
+    begin = 512 * int(rng.integers(len(data) // 512))
+    data[begin : begin + 512] = bytes(len(data[begin : begin + 512]))
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_off, zero_a_block])
+def test_no_damaged_checkpoint_is_loaded_with_other_numbers(tmp_path: Path, damage: Any) -> None:
+    """Damage where nothing lies, between the parts of the archive, does not count."""
+    path, state = tmp_path / "checkpoint.pt", a_state()
+    save_checkpoint(state, path)
+    whole, rng, num_refused = path.read_bytes(), np.random.default_rng(), 0
+    print(rng.bit_generator.state)
+    for _ in range(100):
+        data = bytearray(whole)
+        damage(data, rng)
+        path.write_bytes(data)
+        try:
+            loaded = load_checkpoint(path)
+        except UserError:
+            num_refused += 1
+        else:
+            assert same(loaded, state | {"format": FORMAT})
+    assert num_refused > 50
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    torch.save(a_state() | {"format": FORMAT + 1}, path)
+    with pytest.raises(UserError, match=f"has format {FORMAT + 1}, this program reads {FORMAT}; use the program"):
+        load_checkpoint(path)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with make(tmp_path) as appo:
+        appo.train(200)
+        appo.save()
+        folder = policy_dir(appo.cfg.run_dir)
+        before = find_checkpoint(appo.cfg.run_dir)
+        appo.train(200)
+    newest = find_checkpoint(tmp_path / "run")
+    assert newest != before
+    data = newest.read_bytes()[:-1000]
+    newest.write_bytes(data)
+    (folder / "checkpoint_zzz.pt").write_bytes(b"a stray file")
+    assert evaluate(["--env=CartPole-v1", f"--train_dir={tmp_path}", "--experiment=run", "--episodes=1",
+                     "--checkpoint=latest", "--device=cpu"]) == 0
+    seen = capsys.readouterr()
+    assert f"checkpoint {newest} is damaged, the one before plays" in seen.err
+    assert f"playing {before}" in seen.out
+    with make(tmp_path) as appo:
+        assert appo.env_steps == load_checkpoint(before)["env_steps"]
+        appo.train(200)
+    assert f"{newest} is damaged and is called {newest.stem}.damaged now" in capsys.readouterr().out
+    assert newest.with_suffix(".damaged").read_bytes() == data
+    assert load_newest(tmp_path / "run")[2] == []
+    for path in folder.glob("checkpoint_*.pt"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"all its checkpoints are damaged .*; begin anew: train\.py"):
+        make(tmp_path)
+
+
+def test_a_policy_without_a_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    settings = {"num_policies": 2, "with_pbt": True}
+    with make(tmp_path, **settings) as appo:
+        appo.train(200)
+    for path in policy_dir(tmp_path / "run", 1).glob("*.pt"):
+        path.unlink()
+    with make(tmp_path, **settings) as appo:
+        appo.train(100)
+    assert "no checkpoint of policy 1: it begins anew" in capsys.readouterr().out
+
+
+# ---- a folder that cannot be written -----------------------------------------------------------------------------
+
+
+def test_training_goes_on_while_nothing_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    with make(tmp_path) as appo:
+        appo.train(200)
+        appo.save()
+        run_dir.rename(elsewhere)
+        run_dir.write_text("in the way")
+        capsys.readouterr()
+        appo.train(200)
+        lines = capsys.readouterr().out.splitlines()
+        assert sum("cannot write into" in line for line in lines) == 1
+        assert sum("NOT SAVED: Not a directory" in line for line in lines) > 2
+        with pytest.raises(ComponentError, match=r"what was learned last is not in .*policy 0: Not a directory"):
+            appo.save()
+        run_dir.unlink()
+        elsewhere.rename(run_dir)
+        appo.train(200)
+        appo.save()
+        assert "can write into" in capsys.readouterr().out
+    steps = [row["env_steps"] for row in read_lines(run_dir / "metrics.jsonl")]
+    assert len(steps) >= 600 // 32 - 1, "what waited was written later"
+    assert steps == sorted(steps)
+    board = EventAccumulator(str(run_dir / "tensorboard" / "policy_00")).Reload()
+    assert [scalar.step for scalar in board.Scalars("train/loss")] == steps
+
+
+def test_a_folder_that_is_removed_is_made_anew_and_can_be_resumed(tmp_path: Path) -> None:
+    with make(tmp_path) as appo:
+        appo.train(200)
+        (tmp_path / "run").rename(tmp_path / "gone")
+        appo.train(200)
+    with make(tmp_path) as appo:
+        assert appo.env_steps >= 400
+
+
+SPOILS = """
+from pathlib import Path
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Spoils(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 1000:
+            folder = Path("run/checkpoints")
+            folder.rename("elsewhere")
+            folder.write_text("in the way")
+        return super().step(action)
+"""
+
+
+def test_a_run_that_could_not_save_ends_with_status_1_and_one_line(tmp_path: Path) -> None:
+    (tmp_path / "spoils.py").write_text(SPOILS)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "--env=spoils:Spoils", "--serial_mode", "--train_for_env_steps=4000",
+         "--device=cpu", "--train_dir=.", "--experiment=run", "--num_envs_per_worker=1", "--num_workers=1",
+         "--batch_size=128", "--save_every_sec=0.01"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "NOT SAVED: Not a directory" in done.stdout
+    assert done.stderr == "train.py: what was learned last is not in run: policy 0: Not a directory\n"
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+# ---- lines -------------------------------------------------------------------------------------------------------
+
+
+def test_lines_begin_on_a_fresh_one_and_torn_ones_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2')
+    file = LineFile(path)
+    file.add(json.dumps({"a": 3}))
+    file.flush()
+    file.add(json.dumps({"a": 4}))
+    file.flush()
+    file.flush()
+    assert read_lines(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
+    assert path.read_text().endswith('{"a": 2\n{"a": 3}\n{"a": 4}\n')
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from runtime.files import LineFile, read_lines
+
+file = LineFile(Path(sys.argv[1]))
+file.add('{"line": "' + 50 * "a" + '"}')
+file.flush()
+size = file.path.stat().st_size
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+file.add('{"line": "' + 50 * "b" + '"}')
+try:
+    file.flush()
+except OSError:
+    assert file.path.stat().st_size == size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    file.flush()
+    assert [row["line"][0] for row in read_lines(file.path)] == ["a", "b"]
+    print("whole")
+"""
+
+
+def test_what_a_full_disk_has_no_room_for_waits_and_half_of_it_is_taken_back(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "lines")], cwd=ROOT, capture_output=True,
+                          text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("whole\n", "")
+
+
+def test_a_page_goes_on_after_a_failure(tmp_path: Path) -> None:
+    folder = tmp_path / "board"
+    board = Board(folder, purge_step=None)
+    board.add_scalar("a/b", 1.0, 1)
+    board.flush()
+    board.add_scalar("a/b", 2.0, 2)
+    board.add_text("words", "*said*", 2)
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_text("in the way")
+    with pytest.raises(OSError, match="exists"):
+        board.flush()
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
+    board.add_scalar("a/b", 3.0, 3)
+    board.flush()
+    read = EventAccumulator(str(folder)).Reload()
+    assert [(scalar.step, scalar.value) for scalar in read.Scalars("a/b")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert read.Tensors("words/text_summary")[0].tensor_proto.string_val == [b"*said*"]
+    resumed = Board(folder, purge_step=3)
+    resumed.add_scalar("a/b", 4.0, 4)
+    resumed.flush()
+    assert [scalar.step for scalar in EventAccumulator(str(folder)).Reload().Scalars("a/b")] == [1, 2, 4]
+
+
+# ---- trust -------------------------------------------------------------------------------------------------------
+
+
+def test_code_that_only_a_run_folder_names_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                           capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with make(tmp_path) as appo:
+        appo.train(100)
+    path = tmp_path / "run" / "config.json"
+    (tmp_path / "evil.py").write_text("raise RuntimeError('it was imported')\n")
+    where = ["--env=CartPole-v1", f"--train_dir={tmp_path}", "--experiment=run"]
+    for flag in ("algo", "model", "encoder", "core", "policy_mapping"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {flag: "evil:f"}))
+        for command in (train, evaluate):
+            assert command(where) == 2
+            line = capsys.readouterr().err
+            assert f"asks to import --{flag}=evil:f; add --trust_run if you know what that code does" in line
+        with pytest.raises(RuntimeError, match="it was imported"):
+            evaluate([*where, "--trust_run"])
+        path.write_text(json.dumps(json.loads(path.read_text()) | {flag: "appo" if flag == "algo" else ""}))
+
+
+def test_code_that_the_command_line_names_too_is_imported(tmp_path: Path) -> None:
+    settings = {"encoder": "examples.custom_encoder:FourierEncoder"}
+    for _ in range(2):
+        with make(tmp_path, **settings) as appo:
+            appo.train(100)
+    with make(tmp_path, trust_run=True) as appo:
+        assert appo.cfg.encoder == settings["encoder"]
+    with pytest.raises(UserError, match="add --trust_run"):
+        make(tmp_path)
+
+
+def test_a_stray_file_does_not_cost_a_checkpoint(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        save_checkpoint(a_state(), tmp_path / f"checkpoint_{number:09}_{number:011}.pt")
+    (tmp_path / "checkpoint_zzz.pt").write_bytes(b"a stray file")
+    prune_checkpoints(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint_000000002_00000000002.pt", "checkpoint_000000003_00000000003.pt", "checkpoint_zzz.pt"]
+
+
+FULL_SAVE = """
+import resource, sys
+from pathlib import Path
+import torch
+from runtime.checkpoint import save_checkpoint
+
+state = {"model": {"weight": torch.zeros(250_000)}, "sgd_steps": 0, "env_steps": 0}
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+for size in (1, 1000, 5000, 100_000, 500_000, 999_000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        save_checkpoint(state, Path(sys.argv[1], "checkpoint.pt"))
+        print("saved within", size)
+    except OSError as error:
+        assert error.strerror == "File too large", error
+assert not list(Path(sys.argv[1]).iterdir())
+"""
+
+
+def test_a_full_disk_is_told_wherever_it_ends(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL_SAVE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+                          check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,200 @@
+"""Stops: by Ctrl-C at any moment, by SIGTERM and SIGHUP, of scripts; and consoles that go away, which stop nothing."""
+
+import os
+import pty
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from test_train import (
+    DEADLINE_SEC,
+    ENDLESS,
+    SMALL,
+    TRAIN_PY,
+    has_learned,
+    newest_state,
+    read_summary,
+    run_train,
+    wait_until,
+)
+
+from runtime.stop import AGAIN_SEC, STOP_SIGNAL
+
+ROOT = Path(__file__).parent.parent
+SHORT = (*SMALL, "--train_for_env_steps=1000")
+
+
+def command(train_dir: Path, *flags: str) -> list[str]:
+    return [sys.executable, str(TRAIN_PY), f"--train_dir={train_dir}", *flags]
+
+
+def watches(process: int) -> bool:
+    """Tell whether a process handles SIGTERM."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+# ---- signals -----------------------------------------------------------------------------------------------------
+
+
+def test_an_early_ctrl_c_ends_the_program_in_one_line_at_every_moment(tmp_path: Path) -> None:
+    """Python itself needs some milliseconds before it runs the first line of train.py."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for attempt in range(6):
+        seconds = rng.uniform(0.0, 4.0)
+
+        def interrupt(process: subprocess.Popen, seconds: float = seconds) -> None:
+            wait_until(lambda: watches(process.pid), "it does not watch")
+            time.sleep(seconds)
+            os.killpg(process.pid, signal.SIGINT)
+
+        outcome = run_train(tmp_path / str(attempt), *SMALL, *ENDLESS, disturb=interrupt, at_once=True)
+        assert outcome.status == 0, (seconds, outcome)
+        lines = outcome.err.splitlines()  # Python tells of what was interrupted where nothing can be raised
+        assert "Traceback" not in outcome.err or "Exception ignored" in outcome.err, (seconds, outcome)
+        assert not lines or lines[-1] == "train.py: ended before the training began", (seconds, outcome)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sighup_saves_unless_the_run_was_started_to_ignore_it(tmp_path: Path, ignored: bool) -> None:
+    def hang_up(process: subprocess.Popen) -> None:
+        before = read_summary(tmp_path / "first")["env_steps"]
+        os.killpg(process.pid, signal.SIGHUP)
+        if ignored:
+            wait_until(lambda: read_summary(tmp_path / "first")["env_steps"] > before, "it does not go on")
+            os.killpg(process.pid, signal.SIGTERM)
+
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN) if ignored else None  # inherited, as from nohup
+    try:
+        outcome = run_train(tmp_path, *SMALL, *ENDLESS, disturb=hang_up)
+    finally:
+        if ignored:
+            signal.signal(signal.SIGHUP, handler)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert newest_state(tmp_path / "first")["sgd_steps"] == read_summary(tmp_path / "first")["sgd_steps"] > 0
+
+
+SCRIPT = """
+from appo import APPO
+
+if __name__ == "__main__":
+    with APPO("CartPole-v1", train_dir=".", experiment="first", num_workers=1, num_envs_per_worker=4, rollout=16,
+              batch_size=128, report_interval_sec=0.2, device="cpu") as appo:
+        appo.train(10**9)
+        print("not reached")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_saves_and_is_interrupted(tmp_path: Path, number: int) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                               start_new_session=True)
+    wait_until(lambda: has_learned(tmp_path) or process.poll() is not None, "it does not learn")
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
+    assert "not reached" not in out
+    assert newest_state(tmp_path / "first")["sgd_steps"] == read_summary(tmp_path / "first")["sgd_steps"] > 0
+
+
+def test_signals_are_raised_where_nobody_asks_and_wait_where_somebody_does() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with pytest.raises(KeyboardInterrupt), STOP_SIGNAL.watching():
+        signal.raise_signal(signal.SIGTERM)
+    with STOP_SIGNAL.watching() as stop:
+        with stop.deferred():
+            assert not stop()
+            signal.raise_signal(signal.SIGHUP)
+            assert stop()
+            signal.raise_signal(signal.SIGINT)  # too soon after the first one
+        stop.requested_at -= AGAIN_SEC
+        with pytest.raises(KeyboardInterrupt), stop.deferred():
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), STOP_SIGNAL.deferred() as stop:
+        assert not stop(), "that was another run"
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_outermost
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+
+def test_handlers_of_others_stay_and_other_threads_have_none() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with STOP_SIGNAL.deferred() as stop:
+            signal.raise_signal(signal.SIGTERM)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+    def in_thread() -> None:
+        with STOP_SIGNAL.deferred():
+            heard.append(0)
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join()
+    assert heard[-1] == 0
+
+
+# ---- consoles ----------------------------------------------------------------------------------------------------
+
+
+PRINTS = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Prints(CartPoleEnv):
+    def reset(self, **kwargs):
+        print("another episode", flush=True)
+        return super().reset(**kwargs)
+"""
+
+
+@pytest.mark.parametrize(("redirect", "mode"), [
+    ("| head -1", "--serial_mode"), ("> /dev/full", "--serial_mode"), (">&-", "--serial_mode"),
+    (">&- 2>&- <&-", "--serial_mode=False"), ("> /dev/full 2>&1", "--serial_mode=False")])
+def test_an_output_that_nobody_takes_stops_nothing(tmp_path: Path, redirect: str, mode: str) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    line = " ".join(command(tmp_path, *SHORT[1:], "--env=prints:Prints", mode))
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line} {redirect}"], capture_output=True, text=True,
+                          check=False, timeout=120, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_summary(tmp_path / "first")["env_steps"] >= 1000
+    assert "1,0" in (tmp_path / "first" / "log.txt").read_text().splitlines()[-1]
+
+
+def in_closing_terminal(train_dir: Path) -> int:
+    """Run the command in a terminal of its own, close that once it learns, return the status."""
+    process, terminal = pty.fork()
+    status: list[tuple[int, int]] = []
+    if process == 0:
+        os.execv(sys.executable, command(train_dir, *SMALL, *ENDLESS))
+    try:
+        deadline = time.monotonic() + DEADLINE_SEC
+        while not has_learned(train_dir):
+            assert time.monotonic() < deadline, "it does not learn"
+            if select.select([terminal], [], [], 0.1)[0]:
+                os.read(terminal, 1000)
+        os.close(terminal)
+        wait_until(lambda: status.append(os.waitpid(process, os.WNOHANG)) or status[-1][0] != 0, "it does not end")
+        return os.waitstatus_to_exitcode(status[-1][1])
+    finally:
+        if not status or status[-1][0] == 0:
+            os.kill(process, signal.SIGKILL)
+
+
+def test_a_closed_terminal_saves(tmp_path: Path) -> None:
+    assert in_closing_terminal(tmp_path) == 0
+    assert newest_state(tmp_path / "first")["sgd_steps"] == read_summary(tmp_path / "first")["sgd_steps"] > 0

@@ -217,10 +217,17 @@ class Config:
     keep_checkpoints: int = option(2, "records", "periodic checkpoints to keep", bounds=POSITIVE)
     save_milestones_sec: float = option(math.inf, "records", "seconds between checkpoints that are kept for ever",
                                         bounds=POSITIVE)
-    stall_timeout_sec: float = option(300.0, "records", "fail when nothing was sampled or learned for so long",
-                                      bounds=POSITIVE)
     trace_sec: float = option(0.0, "records", "record what every process does in the last so many seconds of training "
                               "(trace.json, timeline.png); 0: off", bounds=NOT_NEGATIVE)
+
+    # ---- failures --------------------------------------------------------------------------------------------
+    stall_timeout_sec: float = option(300.0, "failures", "a component that does nothing for so long has failed",
+                                      bounds=POSITIVE)
+    env_timeout_sec: float = option(math.inf, "failures", "and so has an environment that takes so long for one step",
+                                    bounds=POSITIVE)
+    max_restarts: int = option(10, "failures", "replace failed components at most so often within "
+                               "--restart_window_sec, then end; 0: end at once", bounds=NOT_NEGATIVE)
+    restart_window_sec: float = option(600.0, "failures", "seconds in which replacements count", bounds=POSITIVE)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

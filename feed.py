@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from config import Config
-from shared_buffers import SLOTS, SharedBuffers, Spec, allocate
+from runtime.inbox import SLOTS
+from shared_buffers import HANDED_IN, TAKEN, WITH_WORKER, SharedBuffers, Spec, allocate
 
 Data = dict[str, Tensor]
 
@@ -54,7 +55,7 @@ class Feed:
         self.inbox = buffers.policies[policy].trajectories_done
         self.first_slot = buffers.policies[policy].first_slot
         self.specs = buffers.specs[buffers.policies[policy].kind]
-        self.trajectories = buffers.trajectories_of(policy)
+        self.trajectories, self.slot_place = buffers.trajectories_of(policy), buffers.slot_place.numpy()
         self.next_batch: queue.Queue = queue.Queue()  # from training to the batcher
         self.datasets: queue.Queue = queue.Queue()  # from the batcher to training; also an exception
         self.deliver = deliver or self.datasets.put
@@ -62,7 +63,7 @@ class Feed:
     def turn(self) -> None:
         """Do all there is to do (serial mode)."""
         while not self.inbox.empty():
-            self.inbox.serve(self.insert)
+            self.inbox.serve(self.take)
 
     def start(self) -> None:
         """Start the batcher."""
@@ -77,7 +78,15 @@ class Feed:
 
     def serve(self) -> None:
         """Wait for trajectories and take them."""
-        self.inbox.serve(self.insert, self.num_wanted)
+        self.inbox.serve(self.take, self.num_wanted)
+
+    def take(self, kind: int, *slots: int) -> None:
+        """Take the trajectories that were not taken yet: a message may come twice."""
+        place = self.slot_place
+        fresh = [slot for slot in slots if place[slot] == HANDED_IN]
+        place[fresh] = TAKEN
+        if fresh:
+            self.insert(kind, *fresh)
 
     @property
     def num_wanted(self) -> int:
@@ -128,6 +137,7 @@ class Feed:
 
     def free_slots(self, slots: Sequence[int]) -> None:
         """Give slots back to their rollout workers."""
+        self.slot_place[list(slots)] = WITH_WORKER
         for worker, own in itertools.groupby(slots, self.buffers.worker_of_slot):
             self.buffers.worker_inboxes[worker].put((SLOTS, *own))
 

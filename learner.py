@@ -22,11 +22,12 @@ from config import Config, algorithm_class
 from feed import Batch, select
 from losses import MaskedMean
 from reducer import make_reducer
-from runtime.checkpoint import load_checkpoint
+from runtime.checkpoint import load_checkpoint, load_newest
+from runtime.inbox import COPY, SAVE, STOP
 from runtime.machine import body_dtype
 from runtime.seeding import SHUFFLE, derive_seed
 from runtime.training_state import TrainingState
-from shared_buffers import COPY, SAVE, STOP, SharedBuffers, obs_dtype
+from shared_buffers import SharedBuffers, obs_dtype
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
@@ -54,6 +55,8 @@ class Learner:
         seconds)) after each file.
         """
         self.buffers, self.policy, self.device, self.report = buffers, policy, device, report
+        if buffers.learners_replaced[policy]:  # there may be a newer one
+            resume_from, _, _ = load_newest(cfg.run_dir, policy)
         self.commands, self.weights = buffers.policies[policy].commands[learner], buffers.policies[policy].weights
         self.is_first = learner == 0
         obs_space, action_space = buffers.spaces_of(policy)
@@ -135,6 +138,7 @@ class Learner:
         lag = self.feed.admit(data, state.sgd_steps)
         num_valid = int(data["valid"].sum())
         state.decisions_trained = self.reducer.add_decisions(state.decisions_trained, num_valid)
+        self.buffers.decisions_trained[self.policy] = state.decisions_trained
         if not self.reducer.any(num_valid > 0):  # all rows are too old, or acted by weights that were replaced since
             return False
         self.algorithm.env_steps = int(state.sampled[0])

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from config import Config, algorithm_class
+from runtime.inbox import SPLIT, STOP, Message
 from runtime.machine import body_dtype
-from shared_buffers import SPLIT, STOP, Message, SharedBuffers
+from shared_buffers import SharedBuffers
 from weights import CURRENT
 
 
@@ -37,6 +38,7 @@ class PolicyWorker:
         self.awaited_policy, self.agent_snapshot, self.agent_slot, self.agent_t, self.agent_version = (
             tensor.numpy() for tensor in (buffers.awaited_policy, buffers.agent_snapshot, buffers.agent_slot,
                                           buffers.agent_t, buffers.agent_version))  # [splits, M]
+        self.asked, self.answered = buffers.asked.numpy(), buffers.answered[policy].numpy()  # [splits]
         self.may_be_replaced = cfg.with_pbt and self.models[CURRENT][0].state_size > 0
         # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
         self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories_of(policy).items()}
@@ -72,16 +74,22 @@ class PolicyWorker:
     @torch.inference_mode()
     def serve(self, messages: list[Message]) -> None:
         """Compute the actions of all agents of this policy in the requested splits, in one batch."""
-        splits = np.array([index for kind, index in messages if kind == SPLIT], dtype=np.int64)
+        # a request may come twice
+        splits = np.array(list(dict.fromkeys(index for kind, index in messages if kind == SPLIT)), dtype=np.int64)
+        asked = self.asked[splits]
+        unanswered = self.answered[splits] != asked
+        splits, asked = splits[unanswered], asked[unanswered]
         if not len(splits):
             return
         own = self.awaited_policy[splits] == self.policy
         split, agent = own.nonzero()
         agents = splits[split], agent
         snapshots = self.agent_snapshot[agents]
-        for snapshot in np.unique(snapshots).tolist() if self.cfg.self_play_past_fraction else [CURRENT]:
+        played = np.unique(snapshots).tolist() if self.cfg.self_play_past_fraction else [CURRENT]
+        for snapshot in played if len(split) else ():  # none: the worker that asked is gone
             chosen = snapshots == snapshot
             self.act(snapshot, tuple(index[chosen] for index in agents))
+        self.answered[splits] = asked
         for index in splits.tolist():
             self.buffers.worker_inboxes[self.buffers.worker_of_split(index)].put((SPLIT, index))
 

@@ -35,8 +35,9 @@ from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, froze
 from reducer import FINISHED
 from replay_feed import ReplayFeed
 from runtime.fast_linear import make_fast
+from runtime.inbox import SLOTS
 from runtime.user_error import UserError
-from shared_buffers import SLOTS, SharedBuffers, Spec
+from shared_buffers import SharedBuffers, Spec
 from supervisor import Supervisor
 
 V, P = ROLES = "v", "p"  # the learners of a policy
@@ -259,6 +260,9 @@ class FeedOfP(PairedFeed):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.inbox = self.buffers.policies[self.policy].passed_on[0]
+
+    def take(self, kind: int, *slots: int) -> None:
+        self.insert(kind, *slots)
 
     def serve(self) -> None:
         if self.inbox.reader.poll(POLL_SEC):

@@ -28,12 +28,14 @@ from envs.reward_shaping import check_shapings, flatten_shaping, unflatten_shapi
 from envs.vector_env import Ahead, EnvironmentFailure, Step
 from pbt import check_mapping, draw_policies, draw_snapshots
 from runtime.by_name import find_function
+from runtime.inbox import PAUSE, RESUME, SLOTS, SPLIT
 from runtime.seeding import AHEAD, ENVIRONMENT, SAMPLER, derive_seed
-from shared_buffers import IDLE, PAUSE, RESUME, SLOTS, SPLIT, SharedBuffers
+from shared_buffers import HANDED_IN, IDLE, WITH_WORKER, SharedBuffers
 from slot_pool import SlotPool
 from weights import CURRENT
 
 NO_SLOT = -1
+NEW_SEEDS = 1 << 20  # more than a run is started: a worker that takes the place of another plays other episodes
 Index = np.ndarray | slice
 MAX_IDLE_STEPS = 10_000  # steps in a row in which no agent of a split acts
 
@@ -74,8 +76,15 @@ class Split:
         self.episode_length = np.zeros(M, np.int64)  # decisions
         self.last_states = [np.zeros((M, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
         self.partial = np.zeros(M, bool)  # others have played the beginning of the agent's episode
-        self.latest: Step = self.begin(cfg, buffers.start)
-        self.answers_missing = 0  # of the policies that were asked
+        replaced = int(buffers.replacements[index // cfg.worker_num_splits])
+        self.latest: Step = self.begin(cfg, buffers.start + replaced * NEW_SEEDS)
+        self.asked_policies: list[int] = []  # those whose answers are awaited
+        self.num_asked = buffers.asked[index : index + 1].numpy()  # requests; and how many each policy has answered:
+        self.num_answered = buffers.answered[:, index].numpy()
+
+    def is_answered(self) -> bool:
+        """Tell whether something was asked for, and all policies have answered that."""
+        return bool(self.asked_policies) and all(self.num_answered[self.asked_policies] == self.num_asked)
 
     def begin(self, cfg: Config, start: int) -> Step:
         """Reset the environments, and let them play ahead to different moments of their episodes if so configured."""
@@ -129,13 +138,14 @@ class RolloutWorker:
         self.rows = [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in buffers.storage]
         self.env_steps = buffers.env_steps[worker : worker + 1].numpy()
         self.policy_steps = buffers.policy_steps[worker].numpy()
-        self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, buffers.start, worker))
+        start = buffers.start + int(buffers.replacements[worker]) * NEW_SEEDS
+        self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, start, worker))
         self.mapping = find_function("policy_mapping", cfg.policy_mapping) if cfg.policy_mapping else None
         self.shaping = flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
         self.draws = cfg.num_policies > 1 or cfg.self_play_past_fraction > 0 or bool(self.shaping)
-        first = worker * buffers.slots_per_worker
-        self.pool = SlotPool([range(policy.first_slot + first, policy.first_slot + first + buffers.slots_per_worker)
-                              for policy in buffers.policies])
+        self.slot_place = buffers.slot_place.numpy()
+        own = buffers.slots_of_worker(worker)
+        self.pool = SlotPool(own, [slot for slots in own for slot in slots if self.slot_place[slot] != WITH_WORKER])
         self.paused = True
         splits = range(worker * cfg.worker_num_splits, (worker + 1) * cfg.worker_num_splits)
         self.splits = {index: Split(cfg, index, buffers, make_env) for index in splits}
@@ -161,14 +171,15 @@ class RolloutWorker:
         """Act on one message of the inbox, then ask for all actions that can be asked for."""
         if kind == SPLIT:
             split = self.splits[indices[0]]
-            split.answers_missing -= 1
-            if split.answers_missing:
+            if not split.is_answered():
                 return
+            split.asked_policies = []
             self.step(split)
             self.waiting.append(split)
         elif kind == SLOTS:
             for slot in indices:
-                self.pool.receive(self.buffers.policy_of_slot(slot), slot)
+                if self.slot_place[slot] == WITH_WORKER:
+                    self.pool.receive(self.buffers.policy_of_slot(slot), slot)
         else:
             assert kind in (PAUSE, RESUME), kind
             self.paused = kind == PAUSE
@@ -333,7 +344,8 @@ class RolloutWorker:
 
     def hand_in(self, policy: int, slots: list[int]) -> None:
         """Give slots of a policy to its learner."""
-        self.pool.count_away(policy, len(slots))
+        self.pool.send_away(policy, slots)
+        self.slot_place[slots] = HANDED_IN
         self.buffers.policies[policy].trajectories_done.put((SLOTS, *slots))
 
     def cut(self, slot: int, t: int) -> None:
@@ -387,8 +399,8 @@ class RolloutWorker:
         idle_steps = 0
         while self.take_slots(split):
             split.awaited_policy[:] = np.where(split.acting, split.policy, IDLE)
-            policies = set(split.policy[split.acting].tolist())
-            split.answers_missing = len(policies)
+            policies = split.asked_policies = list(set(split.policy[split.acting].tolist()))
+            split.num_asked += 1
             for policy in policies:
                 self.buffers.policies[policy].requests.put((SPLIT, split.index))
             if policies:

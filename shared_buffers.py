@@ -26,17 +26,16 @@ Free slots are a message in their owner's inbox like any other: the worker never
 another, and no split can starve a split of another worker. The slots of agents that step together travel together.
 Commands travel apart from trajectories, and the learner obeys them between two datasets.
 
+A message only says where to look; what is true stands in tables: `asked` and `answered` count the requests of each
+split, `slot_place` says who has each slot. So a message may come twice, and one that died with a process is sent again
+(`runtime/recovery.py`).
+
 The weights lie beside them. Read next: `weights.py`.
 """
 
 import copy
-import fcntl
 import math
 import multiprocessing
-import os
-import select
-import struct
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,15 +48,15 @@ from envs.flat_spaces import num_columns
 from envs.reward_shaping import flatten_shaping
 from envs.vector_env import EnvInfo
 from reducer import SharedTraining
+from runtime.inbox import Inbox
 from runtime.user_error import UserError
 from weights import CURRENT, SharedWeights
 
-SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, CONFIGURE, EVALUATE, STOP = range(9)
 SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE, SAVE_DONOR = range(4)
 IDLE = -1  # the policy of an agent that awaits no action
+WITH_WORKER, HANDED_IN, TAKEN = range(3)  # where a slot is: the learner has not looked at it yet; is done with it later
 MAX_SLOTS_PER_WORKER = 2000
 MAX_COMMANDS = 100  # of the supervisor, at once
-Message = Sequence[int]  # (kind, index, ...)
 
 
 class Spec(NamedTuple):
@@ -109,59 +108,9 @@ def allocate(specs: dict[str, Spec], count: int, *, shared: bool) -> dict[str, T
     return {name: tensor.share_memory_() if shared else tensor for name, tensor in tensors.items()}
 
 
-class Inbox:
-    """A queue of messages: a pipe of 8-byte records (kind, index), with any number of writers and readers, and no lock.
-
-    The kernel makes a write of up to PIPE_BUF bytes whole or not at all, and a read takes whole records. So a process
-    that dies inside either blocks nobody; multiprocessing's own queues have locks, which die with their holder.
-    """
-
-    RECORD = struct.Struct("ii")
-    PER_READ = select.PIPE_BUF // RECORD.size  # records of one read
-    AT_ONCE = 64  # records of one write; the kernel begins a new page where one does not fit: small ones waste little
-    MAX_RECORDS = 100_000  # what fits into the largest pipe that a user may have, 1 MiB
-
-    def __init__(self, context: Any, num_records: int) -> None:
-        """Make it so large that no writer waits while at most num_records are there."""
-        self.reader, self.writer = context.Pipe(duplex=False)
-        size = num_records * self.RECORD.size * 8 // 7 + select.PIPE_BUF  # an eighth of a page is wasted at most
-        try:
-            if size > fcntl.fcntl(self.writer, fcntl.F_GETPIPE_SZ):
-                fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, size)
-        except PermissionError as error:
-            raise UserError(f"the system allows no pipe of {size:,} bytes (/proc/sys/fs/pipe-max-size, and "
-                            "pipe-user-pages-soft for all of a user); lower --num_envs_per_worker, or end other runs"
-                            ) from error
-
-    def put(self, message: Message) -> None:
-        """Write (kind, index, ...), one record for each index."""
-        kind, *indices = message
-        for start in range(0, len(indices), self.AT_ONCE):
-            records = (self.RECORD.pack(kind, index) for index in indices[start : start + self.AT_ONCE])
-            os.write(self.writer.fileno(), b"".join(records))
-
-    def get(self, max_records: int = PER_READ) -> list[Message]:
-        """Wait for messages; return all that are there, those of slots joined: (SLOTS, slot, ...)."""
-        messages: list[Message] = []
-        size = self.RECORD.size * min(max_records, self.PER_READ)
-        for kind, index in self.RECORD.iter_unpack(os.read(self.reader.fileno(), size)):
-            if kind == SLOTS and messages and messages[-1][0] == SLOTS:
-                messages[-1].append(index)
-            else:
-                messages.append([kind, index])
-        return messages
-
-    def serve(self, handle: Callable[..., None], max_records: int = PER_READ) -> bool:
-        """Wait for messages and pass each on as handle(kind, index, ...); return False when told to stop."""
-        for message in self.get(max_records):
-            if message[0] == STOP:
-                return False
-            handle(*message)
-        return True
-
-    def empty(self) -> bool:
-        """Tell whether nothing is there."""
-        return not self.reader.poll(0)
+def shared(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Allocate zeros in shared memory."""
+    return torch.zeros(shape, dtype=dtype).share_memory_()
 
 
 class PolicyBuffers:
@@ -222,18 +171,20 @@ class SharedBuffers:
         answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
         self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
         self.evaluations = Inbox(pipes, MAX_COMMANDS)
-
-        def shared(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype).share_memory_()
-
         # one tensor, since each takes a file descriptor in every process: policy, snapshot, slot, t, version
         self._agents = shared(5, cfg.num_splits, agents_per_split)
         self.awaited_policy.fill_(IDLE)
         self.agent_snapshot.fill_(CURRENT)
+        self.pulses = shared(num_components(cfg, cfg.num_policies) + 1, 3)  # the table of `runtime/pulse.py`
+        # how often each split has asked; then how often each policy has answered it
+        self._requests = shared(1 + cfg.num_policies, cfg.num_splits)
+        self.slot_place = shared(sum(counts), dtype=torch.int8)
+        self.replacements = shared(cfg.num_workers)  # how often each rollout worker was replaced
+        self.learners_replaced = shared(cfg.num_policies)  # and each learner
         # sampled by each rollout worker; in the last row what was sampled elsewhere: before a resume, by other ranks
         self.env_steps = shared(cfg.num_workers + 1)
         self.policy_steps = shared(cfg.num_workers + 1, cfg.num_policies)  # decisions of the agents of each policy
-        self.evaluation_steps = shared()  # a sign of life of the evaluator
+        self.decisions_trained = shared(cfg.num_policies)  # for a learner that takes the place of another
         # set once: learners leave their datasets after at most one more SGD step, the evaluator its episodes
         self.stopping = shared(dtype=torch.bool)
         self.training_over = shared(dtype=torch.bool)  # set once: no learner of any rank begins another dataset
@@ -252,6 +203,8 @@ class SharedBuffers:
     agent_slot = property(lambda self: self._agents[2], doc="Its trajectory.")
     agent_t = property(lambda self: self._agents[3], doc="Its row there.")
     agent_version = property(lambda self: self._agents[4], doc="That of the weights that gave it its hidden state.")
+    asked = property(lambda self: self._requests[0], doc="Requests of each split, [splits] int64.")
+    answered = property(lambda self: self._requests[1:], doc="How many each policy has answered, [P, splits] int64.")
     # of each policy, [P] float64
     best_score = property(lambda self: self._of_policies[0], doc="The score of best.pt; -inf: there is none.")
     best_sort = property(lambda self: self._of_policies[1], doc="Its sort, `checkpoint.sort_of_score`.")
@@ -270,6 +223,11 @@ class SharedBuffers:
         own = self.policies[policy]
         first = own.first_slot - self.first_slot_of_kind[own.kind]
         return {name: tensor[first : first + self.num_slots] for name, tensor in self.storage[own.kind].items()}
+
+    def slots_of_worker(self, worker: int) -> list[range]:
+        """Return the slots of each policy that a rollout worker owns."""
+        firsts = [policy.first_slot + worker * self.slots_per_worker for policy in self.policies]
+        return [range(first, first + self.slots_per_worker) for first in firsts]
 
     def worker_of_slot(self, slot: int) -> int:
         """Tell which rollout worker owns a slot."""
@@ -294,6 +252,11 @@ class SharedBuffers:
         for policy in sampler.policies:
             policy.weights, policy.shared_training = policy.weights.without_tensors(), None
         return sampler
+
+
+def num_components(cfg: Config, num_policies: int) -> int:
+    """Count rollout workers, and learners and policy workers of so many policies."""
+    return cfg.num_workers + num_policies * (len(cfg.learners) + cfg.policy_workers_per_policy)
 
 
 def check_num_slots(cfg: Config, num_agents: int) -> None:

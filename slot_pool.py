@@ -18,20 +18,24 @@ import numpy as np
 class SlotPool:
     """Counts and lends the slots of each policy."""
 
-    def __init__(self, slots: Sequence[Iterable[int]]) -> None:
-        """Begin with all slots free; slots: those of each policy."""
-        self.free = [deque(own) for own in slots]
+    def __init__(self, slots: Sequence[Iterable[int]], away: Iterable[int] = ()) -> None:
+        """Begin with all slots free but those away; slots: those of each policy."""
+        self.away = set(away)
+        self.free = [deque(slot for slot in own if slot not in self.away) for own in slots]
+        self.num_away = [sum(slot in self.away for slot in own) for own in slots]
         self.unfinished: list[deque[tuple[int, int]]] = [deque() for _ in slots]  # (slot, t)
-        self.num_away = [0 for _ in slots]
 
-    def count_away(self, policy: int, count: int = 1) -> None:
-        """Count held slots that go to the learner."""
-        self.num_away[policy] += count
+    def send_away(self, policy: int, slots: Sequence[int]) -> None:
+        """Note held slots that go to the learner."""
+        self.away.update(slots)
+        self.num_away[policy] += len(slots)
 
     def receive(self, policy: int, slot: int) -> None:
-        """Take a slot back that the learner has done with."""
-        self.num_away[policy] -= 1
-        self.free[policy].append(slot)
+        """Take a slot back that the learner has done with, if it was away: a message may come twice."""
+        if slot in self.away:
+            self.away.remove(slot)
+            self.num_away[policy] -= 1
+            self.free[policy].append(slot)
 
     def leave(self, policy: int, slot: int, t: int, *, is_worthless: bool) -> None:
         """Take a held slot that is filled up to row t away from its agent; worthless: nobody learns from it."""

@@ -15,32 +15,25 @@ from typing import Any
 
 from envs.families import profile
 from learner import Learner
-from pbt import Decision
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime import ranks
 from runtime.banner import describe_run, explain, precision_of
 from runtime.by_name import reference
+from runtime.cast import list_components
 from runtime.children import start_server
-from runtime.crew import Component, ComponentError, OneProcess, Processes, Stalls
-from runtime.evaluator import Evaluator
-from runtime.machine import choose_niceness, this_machine
-from runtime.plan import Plan, make_plan, restore
+from runtime.crew import OneProcess, Processes
+from runtime.evaluations import Evaluations
+from runtime.inbox import PAUSE, RESUME, SAVE, STOP
+from runtime.machine import this_machine
+from runtime.plan import make_plan, restore
 from runtime.population import Population
 from runtime.records import Records
+from runtime.recovery import Failure, Recovery
 from runtime.run_folder import configure, count_start, prepare_run_dir
 from runtime.stop import STOP_SIGNAL
-from runtime.user_error import UserError
-from shared_buffers import (
-    EVALUATE,
-    PAUSE,
-    RESUME,
-    SAVE,
-    SAVE_DONOR,
-    SAVE_PERIODIC,
-    STOP,
-    SharedBuffers,
-)
+from runtime.user_error import ComponentError, UserError
+from shared_buffers import SAVE_DONOR, SAVE_PERIODIC, SharedBuffers
 
 STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
 
@@ -80,9 +73,9 @@ class Supervisor:
         self.devices, is_resumed = plan.devices, any(plan.states)
         self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
         self.buffers.store_prefix = store_prefix
-        self.pending_saves = self.num_ready = 0
-        self.evaluating = self.ended = False
-        self.next_evaluation = 0  # env_steps
+        self.pending_saves: list[list[int]] = [[] for _ in range(cfg.num_policies)]  # reasons
+        self.recovery: Recovery | None = None  # who was never made is not replaced
+        self.evaluations, self.ended = Evaluations(cfg, self.buffers), False
         self.trained_until = 0  # ns of `time.perf_counter_ns`
         # after everything that may be refused, since it may move or delete an old run
         self._meet("allocated")
@@ -94,13 +87,17 @@ class Supervisor:
             self.buffers.start = ranks.number_of_start(int(start))
             restore(run_cfg, self.buffers, plan)
             self.population = Population(cfg, self.buffers, plan.places) if cfg.with_pbt else None
-            components = self._components(plan)
+            classes = self.rollout_worker_class, self.learner_class, self.policy_worker_class
+            components = self.components = list_components(cfg, self.buffers, plan, *classes)
+            self.unready = {index: component.name for index, component in enumerate(components)}
             self.crew.start(components, self._receive, cfg.seed, self.buffers.start, trace=cfg.trace_sec > 0)
             self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
                                    sgd_steps=self.versions)
-            self._wait_until(lambda: self.num_ready == len(components), "the components did not start",
+            self._wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start",
                              cfg.decorrelate_experience_max_seconds)
             self._meet("ready")
+            if context is not None:
+                self.recovery = Recovery(cfg, self.buffers, self.crew, components, self.records.log)
             undo.pop_all()
             self.run_dir_lock = lock
         chosen = (f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}\n"
@@ -110,7 +107,7 @@ class Supervisor:
         self.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], self.buffers.num_bytes,
                                       plan.num_bytes, plan.replay_bytes) + "\n" + chosen)
         if self.population is not None:
-            self._record_population([])
+            self.records.add_population([], self.population.all_numbers(), self.env_steps)
 
     # ---- public --------------------------------------------------------------------------------------------------
 
@@ -139,12 +136,8 @@ class Supervisor:
                 f"nothing to do: the run has {self.env_steps:,} of {goal:,} env_steps (--train_for_env_steps) and "
                 f"{self.records.wall_sec:.0f} of {self.cfg.train_for_seconds:.0f} s (--train_for_seconds)")
             return
-        if self.cfg.lr_schedule == "linear_decay" and goal > self.cfg.train_for_env_steps:
-            self.records.log(f"the learning rate is 0 after {self.cfg.train_for_env_steps:,} env_steps, raise "
-                             "train_for_env_steps to learn on")
         self.records.begin(self.env_steps, goal)
-        if self.cfg.eval_every_env_steps:
-            self.next_evaluation = (self.env_steps // self.cfg.eval_every_env_steps + 1) * self.cfg.eval_every_env_steps
+        self.evaluations.begin(self.env_steps)
         with STOP_SIGNAL.deferred():
             self._train(goal, lambda: STOP_SIGNAL() or should_stop())
             if STOP_SIGNAL() and STOP_SIGNAL.is_outermost:
@@ -152,30 +145,32 @@ class Supervisor:
 
     def _train(self, goal: int, should_stop: Callable[[], bool]) -> None:
         """Train until there are so many env_steps, or the time is over, or should_stop() becomes true."""
-        self._send_workers((RESUME, 0))
-        self.stalls = Stalls(self.cfg.stall_timeout_sec)
+        self._let_sample(True)
         try:
             while (self.env_steps < goal and self.records.wall_sec < self.cfg.train_for_seconds
                    and not should_stop() and not self.buffers.training_over):
                 self.crew.advance(self._receive)
-                self._check_progress(sampling=True)
-                self._request_evaluation()
+                self._find_hung()
+                self.evaluations.ask(self.env_steps)
                 for policy, kind in self.records.tick(self.env_steps, sum(self.versions)):
                     self._request_save(policy, kind)
                 self._update_population()
             if ranks.this_rank().world_size > 1:  # the learners tell the other ranks, and all end after the same step
                 self.buffers.training_over.fill_(True)
             self.trained_until = time.perf_counter_ns()
-            self._send_workers((PAUSE, 0))
+            self._let_sample(False)
             self.records.end(self.env_steps)
             for policy, kind in self.records.find_best(at_end=True):
                 self._request_save(policy, kind)
-            while not should_stop() and self._evaluates_at_end():
+            scored = self.records.scored_versions
+            while not should_stop() and self.evaluations.ask_for_last(self.env_steps, scored(), self.versions):
                 self.crew.advance(self._receive)
-                self._check_progress(sampling=False)
+                self._find_hung()
         except BaseException as error:
-            self._kill()
             self.records.log_failure(error)
+            if not isinstance(error, KeyboardInterrupt):
+                self._rescue()
+            self._kill()
             raise
         self.records.flush(self.env_steps)
 
@@ -187,10 +182,23 @@ class Supervisor:
 
     def _save(self) -> None:
         if self.population is not None:  # a replacement is not half done in the checkpoints
-            self._wait_until(lambda: not self.population.is_copying, "a donor did not save")
+            self._wait_until(lambda: not self.population.is_copying, lambda: "a donor did not save")
         for policy in range(self.cfg.num_policies):
             self._request_save(policy, SAVE_PERIODIC)
-        self._wait_until(lambda: self.pending_saves == 0, "a learner did not save")
+        self._wait_until(lambda: not any(self.pending_saves), lambda: "the learner of " + ", ".join(
+            f"policy {policy}" for policy, reasons in enumerate(self.pending_saves) if reasons) + " did not save")
+
+    def _rescue(self) -> None:
+        """Save what the learners that are still there have learned, before everything ends."""
+        self.recovery = None
+        self.buffers.stopping.fill_(True)
+        together = ranks.this_rank().world_size > 1 or len(self.cfg.learners) > 1  # they save so or not at all
+        living = set() if together else {int(policy) for policy in self.crew.living("learner")}
+        with contextlib.suppress(ComponentError, UserError):
+            for policy in living:
+                self._request_save(policy, SAVE_PERIODIC)
+            self._wait_until(lambda: not any(self.pending_saves[policy] for policy in living),
+                             lambda: "what was learned last could not be saved")
 
     def _check_alive(self) -> None:
         if self.ended:
@@ -229,49 +237,24 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is not None:
-            self._kill()  # whatever failed, there is no time to save
+        if kind is not None and not self.ended:
+            if not issubclass(kind, KeyboardInterrupt):
+                self._rescue()
+            self._kill()
         self.close()
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
-    def _components(self, plan: Plan) -> list[Component]:
-        """List the components, in the order of their turns in serial mode."""
-        cfg, buffers = self.cfg, self.buffers
-        sampler = buffers.without_weights()
-        rollout_niceness, policy_niceness = choose_niceness(cfg, self.devices[0])
-        workers = [Component(f"rollout_worker_{worker}", self.rollout_worker_class, (cfg, sampler, worker),
-                             niceness=rollout_niceness, core=plan.cores[worker % len(plan.cores)])
-                   for worker in range(cfg.num_workers)]
-        learners = [Component(self._learner_name(policy, learner), self.learner_class,
-                              (cfg, buffers, policy, learner, device, plan.paths[policy]))
-                    for policy, device in enumerate(self.devices) for learner in range(len(cfg.learners))]
-        evaluators = [Component("evaluator", Evaluator, (cfg, buffers, self.devices), niceness=10)]
-        policy_workers = [Component(f"policy_worker_{self._number(policy)}{worker}", self.policy_worker_class,
-                                    (cfg, buffers, policy, device), reports=False, niceness=policy_niceness)
-                          for policy, device in enumerate(self.devices)
-                          for worker in range(1 if cfg.serial_mode else cfg.policy_workers_per_policy)]
-        return [*workers, *learners, *(evaluators if cfg.eval_every_env_steps else ()), *policy_workers]
-
-    def _number(self, policy: int) -> str:
-        return f"{policy}_" if self.cfg.num_policies > 1 else ""
-
-    def _learner_name(self, policy: int, learner: int = 0) -> str:
-        return f"learner_{self._number(policy)}{self.cfg.learners[learner]}".rstrip("_")
-
-    def _send_workers(self, message: tuple[int, int]) -> None:
+    def _let_sample(self, sampling: bool) -> None:
+        if self.recovery is not None:
+            self.recovery.sampling = sampling
         for inbox in self.buffers.worker_inboxes:
-            inbox.put(message)
+            inbox.put((RESUME if sampling else PAUSE, 0))
 
     def _stop(self) -> None:
         """Ask every component to leave, wait, and pass on what they report meanwhile."""
-        self._send_workers((STOP, 0))
-        for policy in self.buffers.policies:
-            for _ in range(self.cfg.policy_workers_per_policy):
-                policy.requests.put((STOP, 0))
-            for commands in policy.commands:
-                commands.put((STOP, 0))
-        self.buffers.evaluations.put((STOP, 0))
+        for component in self.components:
+            component.inbox.put((STOP, 0))
         late = self.crew.leave(self._receive, STOP_GRACE_SEC)
         if late:
             self.records.log(f"did not stop within {STOP_GRACE_SEC:.0f} s, killed: {', '.join(late)}")
@@ -290,48 +273,59 @@ class Supervisor:
         """Act on one report of a component: its kind, then its content."""
         kind, *content = report
         if kind == "ready":
-            self.num_ready += 1
-            return
-        if kind == "saved" and content[1] == SAVE_DONOR:
+            self.unready.pop(content[0], None)
+        elif kind == "died":
+            if not (self.buffers.stopping and self.components[content[0]].role != "learner"):  # else: no loss
+                self._replace(Failure(*content))
+        elif kind == "saved" and content[1] == SAVE_DONOR:
             self.population.donor_saved()
         elif kind == "unsaved" and content[1] == SAVE_DONOR:
             self.population.donor_unsaved()
         elif kind == "saved" or (kind == "unsaved" and content[1] is not None):
-            self.pending_saves -= 1
+            self.pending_saves[content[0]].remove(content[1])
         elif kind == "evaluated":
-            self.evaluating = content[0] < self.cfg.num_policies - 1  # the policies take turns
-        self.records.add(kind, content, self.env_steps)
+            self.evaluations.scored(content[0])
+        if kind not in ("ready", "died"):
+            self.records.add(kind, content, self.env_steps)
 
-    def _check_progress(self, *, sampling: bool) -> None:
-        """Raise `ComponentError` when a component that has something to do has done nothing for too long."""
-        counters = {}
-        if sampling:
-            counters = {f"rollout_worker_{i}": steps for i, steps in enumerate(self.buffers.env_steps[:-1].tolist())}
-            for number, policy in enumerate(self.buffers.policies):
-                training = policy.shared_training
-                steps = training.counts[0].tolist() if training else [policy.weights.version]
-                if not policy.trajectories_done.empty():  # else it has nothing to do: its policy may seldom be drawn
-                    counters |= {self._learner_name(number, learner): count for learner, count in enumerate(steps)}
-        if self.evaluating:
-            counters["evaluator"] = int(self.buffers.evaluation_steps)
-        self.stalls.check(counters)
+    def _find_hung(self) -> None:
+        for failure in self.recovery.find_hung()[:1] if self.recovery is not None else ():
+            self._replace(failure)  # which may replace others that hang
 
-    def _wait_until(self, condition: Callable[[], bool], complaint: str, more_seconds: float = 0.0) -> None:
+    def _replace(self, failure: Failure) -> None:
+        """Replace a component that died or hangs. Raises `ComponentError` when that is not possible."""
+        if self.recovery is None:
+            raise ComponentError(failure.describe())
+        component = self.recovery.handle(failure)
+        self.records.num_replaced = self.recovery.count
+        if component.role == "evaluator":
+            self.evaluations.lost(self.env_steps)
+        elif component.role == "learner":  # what it was told has gone with it
+            policy = component.number
+            reasons, self.pending_saves[policy] = self.pending_saves[policy], []
+            for reason in dict.fromkeys(reasons):
+                self._request_save(policy, reason)
+            if self.population is not None:
+                self.population.learner_replaced(policy)
+
+    def _wait_until(self, condition: Callable[[], bool], complaint: Callable[[], str],
+                    more_seconds: float = 0.0) -> None:
         # for another rank, until that has sampled its dataset; for a replay, until it is written
         waits = ranks.this_rank().world_size > 1 or getattr(self.cfg, "save_replay", False)
         seconds = min(self.cfg.stall_timeout_sec, math.inf if waits or not self.buffers.stopping else 30) + more_seconds
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise ComponentError(f"{complaint} within {seconds:.0f} s")
+                raise ComponentError(f"{complaint()} within {seconds:.0f} s")
             self.crew.advance(self._receive)
+            self._find_hung()
 
     def _meet(self, place: str) -> None:
         """Wait until all ranks have come so far."""
-        self._wait_until(ranks.arrive(f"{self.buffers.store_prefix}/{place}"), f"not all ranks were {place}")
+        self._wait_until(ranks.arrive(f"{self.buffers.store_prefix}/{place}"), lambda: f"not all ranks were {place}")
 
     def _request_save(self, policy: int, reason: int) -> None:
-        self.pending_saves += 1
+        self.pending_saves[policy].append(reason)
         self.buffers.policies[policy].commands[0].put((SAVE, reason))
 
     def _update_population(self) -> None:
@@ -340,26 +334,5 @@ class Supervisor:
             steps = self.buffers.policy_steps.sum(0).tolist()
             decisions = self.population.update(self.records.objectives(self.buffers.kind_of_policy), steps)
             if decisions:
-                self._record_population(decisions)
+                self.records.add_population(decisions, self.population.all_numbers(), self.env_steps)
 
-    def _record_population(self, decisions: list[Decision]) -> None:
-        numbers = [self.population.numbers(policy) for policy in range(self.cfg.num_policies)]
-        self.records.add_population(decisions, numbers, self.env_steps)
-
-    def _request_evaluation(self) -> None:
-        """Ask for an evaluation when one is due and none is under way."""
-        period = self.cfg.eval_every_env_steps
-        if period and not self.evaluating and self.env_steps >= self.next_evaluation:
-            self.evaluating = True
-            self.next_evaluation = (self.env_steps // period + 1) * period
-            self.buffers.evaluations.put((EVALUATE, 0))
-
-    def _evaluates_at_end(self) -> bool:
-        """Score the weights with which the training ends, unless it was done; tell whether that is under way."""
-        if not self.cfg.eval_every_env_steps:
-            return False
-        scored = [policy.last_evaluation.get("eval_sgd_steps") for policy in self.records.policies]
-        if not self.evaluating and scored != self.versions:
-            self.next_evaluation = self.env_steps
-            self._request_evaluation()
-        return self.evaluating

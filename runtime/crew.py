@@ -18,37 +18,21 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 import torch
 
+from runtime import pulse
 from runtime.console import forgive
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
-from runtime.user_error import ComponentError, UserError
+from runtime.user_error import UserError
 
-FORGOTTEN = 255  # what multiprocessing takes for the exit code of a process whose fork server has died
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # of Linux's prctl
+KILL_SEC = 10.0  # for what was killed to end
 Report = Callable[[tuple], None]
-
-
-class Stalls:
-    """Notices components that do nothing though they have something to do."""
-
-    def __init__(self, timeout_sec: float) -> None:
-        self.timeout_sec = timeout_sec
-        self.moved: dict[str, tuple[int, float]] = {}  # each counter's value and when it last changed
-
-    def check(self, counters: dict[str, int]) -> None:
-        """Raise `ComponentError` when one of these counters has stood still for too long; forget the others."""
-        now, before = time.monotonic(), self.moved
-        self.moved = {}
-        for name, value in counters.items():
-            seen, since = before.get(name, (value, now))
-            self.moved[name] = (value, since if value == seen else now)
-            if value == seen and now - since > self.timeout_sec:
-                raise ComponentError(f"{name} has done nothing for {now - since:.0f} s (--stall_timeout_sec), at "
-                                     + ", ".join(f"{other}={count:,}" for other, count in counters.items()))
 
 
 class Component(NamedTuple):
@@ -57,6 +41,10 @@ class Component(NamedTuple):
     name: str
     make: Callable[..., Any]
     args: tuple
+    role: str  # "rollout_worker", "policy_worker", "learner" or "evaluator"
+    number: int  # of the rollout worker, or of the policy
+    inbox: Any  # that its main thread waits at
+    pulse: torch.Tensor  # its row of the table in `pulse.py`
     reports: bool = True
     niceness: int = 0
     core: int | None = None  # the one that its process is bound to
@@ -83,6 +71,10 @@ class ReportPipe:
         data = memoryview(self.SIZE.pack(len(data)) + data)
         while data:
             data = data[os.write(self.writer.fileno(), data):]
+
+    def give_up(self) -> list[tuple]:
+        """Take the pipe for ended, though somebody holds it open."""
+        raise EOFError
 
     def receive(self) -> list[tuple]:
         """Return the reports that are complete, once the reader is ready. Raises `EOFError` when the child has died."""
@@ -113,49 +105,82 @@ class Processes:
 
     def start(self, components: Sequence[Component], report: Report, seed: int, start: int, *, trace: bool) -> None:
         """Start a process for each component; trace: it records what it does."""
-        for index, component in enumerate(components):
-            pipe = ReportPipe(self.context)
-            self.pipes[pipe.reader] = component.name, pipe
-            self.spans[component.name] = []
-            process = self.context.Process(
-                target=run_component, name=component.name, daemon=True,
-                args=(component, pipe, derive_seed(seed, PROCESS, start, index), trace))
-            self.processes.append(process)
-            process.start()
-            pipe.writer.close()  # now the child holds the only writing end
+        self.components, self.trace = list(components), trace
+        self.seeds = [derive_seed(seed, PROCESS, start, index) for index in range(len(components))]
+        self.pipe_of: list[ReportPipe | None] = [None] * len(components)
+        for index in range(len(components)):
+            self.processes.append(self._process(index))
+            self._start_process(index)
+
+    def _process(self, index: int) -> Any:
+        component, pipe = self.components[index], ReportPipe(self.context)
+        self.pipe_of[index] = pipe
+        self.pipes[pipe.reader] = index, pipe
+        self.spans[component.name] = []
+        return self.context.Process(target=run_component, name=component.name,
+                                    args=(component, pipe, self.seeds[index], self.trace))
+
+    def _start_process(self, index: int) -> None:
+        with contextlib.suppress(OSError, EOFError):  # it was killed already, as the end of its pipe will tell
+            self.processes[index].start()
+        self.pipe_of[index].writer.close()  # now the child holds the only writing end
+
+    def end(self, index: int) -> None:
+        """End the process of a component, whatever its state."""
+        self.pipes.pop(self.pipe_of[index].reader, None)
+        kill_all([self.processes[index]])
+
+    def replace(self, index: int) -> None:
+        """Start a component anew whose process has ended."""
+        self.seeds[index] = derive_seed(self.seeds[index], PROCESS)
+        self.processes[index] = self._process(index)
+        self._start_process(index)
 
     def advance(self, report: Report, timeout_sec: float = 0.1, *, expect_death: bool = False) -> None:
-        """Wait for what components report, and pass it on; ("ready",) says that one was made.
+        """Wait for what components report, and pass it on.
 
-        Raises `ComponentError` when a process has died or failed.
+        ("ready", index) says that one was made, ("died", index, why, traceback) that its process has died or failed.
+        Raises `UserError` when one refuses its settings.
         """
-        for reader in wait(list(self.pipes), timeout_sec):
-            name, pipe = self.pipes[reader]
+        # what a component has started may hold its pipe open
+        ended = {process.sentinel: self.pipe_of[index].reader for index, process in enumerate(self.processes)
+                 if self.pipe_of[index].reader in self.pipes}
+        ready = wait([*self.pipes, *ended], timeout_sec)
+        for reader in dict.fromkeys(ended.get(each, each) for each in ready):
+            if reader not in self.pipes:  # it was ended meanwhile
+                continue
+            index, pipe = self.pipes[reader]
             try:
-                reports = pipe.receive()
+                reports = pipe.receive() if wait([reader], 0) else pipe.give_up()
             except (EOFError, OSError):
                 del self.pipes[reader]
                 if not expect_death:
-                    raise ComponentError(self._obituary(name)) from None
+                    report(("died", index, self._obituary(index), ""))
                 continue
             for kind, *content in reports:
                 if kind == "error":
-                    raise ComponentError(*content)
-                if kind == "refused":
+                    del self.pipes[reader]
+                    report(("died", index, *content))
+                elif kind == "refused":
                     raise UserError(*content)
-                if kind == "spans":
+                elif kind == "spans":
                     self.spans[content[0]] = content[1]
                 else:
-                    report((kind, *content))
+                    report((kind, *([index] if kind == "ready" else content)))
 
-    def _obituary(self, name: str) -> str:
-        process = next(process for process in self.processes if process.name == name)
+    def _obituary(self, index: int) -> str:
+        process, name = self.processes[index], self.components[index].name
         process.join(5)
         code = process.exitcode
         if code is None or code >= 0:
             return f"{name} left with status {code}"
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         return f"{name} was killed by {signal.Signals(-code).name}{hint}"
+
+    def living(self, role: str) -> list[int]:
+        """Return the numbers of the components in this role whose processes are there."""
+        return [component.number for component, process in zip(self.components, self.processes, strict=True)
+                if component.role == role and process.is_alive()]
 
     def leave(self, report: Report, timeout_sec: float) -> list[str]:
         """Wait for the processes, which were told to stop, and pass on their last reports; return who is late."""
@@ -168,7 +193,9 @@ class Processes:
 
     def kill(self) -> None:
         """End every process that is still there, whatever its state."""
-        kill_all(self.processes)
+        if self.finalizer.alive:  # once: later their numbers may be those of other programs
+            self.finalizer.detach()
+            kill_all(self.processes)
 
 
 class OneProcess:
@@ -186,7 +213,7 @@ class OneProcess:
         for component in components:
             made = component.make(*component.args, *([report] if component.reports else []))
             self.components.append(made)
-            report(("ready",))
+            report(("ready", len(self.components) - 1))
             if trace:
                 recorder = Recorder()
                 recorder.attach(made, waits=False)
@@ -196,6 +223,10 @@ class OneProcess:
         """Give each component one turn; they report by themselves."""
         for component in self.components:
             component.turn()
+
+    def living(self, role: str) -> list[int]:
+        """Return none: what has failed here is the whole program."""
+        return []
 
     def leave(self, report: Report, timeout_sec: float) -> list[str]:
         """Close what has environments."""
@@ -209,20 +240,20 @@ class OneProcess:
 
 
 def kill_all(processes: list[Any]) -> None:
-    """End every process that was started and is still there, whatever its state, and wait for its end."""
+    """End every process that was started, whatever its state, with all that it has started; wait for its end."""
     started = [process for process in processes if process.pid is not None]
     for process in started:
-        process.kill()
-        if process.exitcode == FORGOTTEN:  # the fork server has died, and nobody knows how it ended, or whether
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-    for process in started:
-        process.join()
+        for kill in (os.killpg, os.kill):  # with what it has started; it may not lead its group yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + KILL_SEC
+    for process in started:  # one that waits for a disk that hangs dies when that comes back
+        process.join(max(0.0, deadline - time.monotonic()))
 
 
 def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+    leave_with_parent(component.name)
     forgive()
     os.nice(component.niceness)
     if component.core is not None:
@@ -232,6 +263,7 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
     torch.manual_seed(seed)
     try:
         running, recorder = component.make(*component.args, *([pipe.send] if component.reports else [])), Recorder()
+        pulse.attach(running, component.pulse)
         if trace:
             recorder.attach(running)
         pipe.send(("ready",))
@@ -239,17 +271,35 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
         if trace:
             pipe.send(("spans", component.name, list(recorder.spans)))
     except BaseException as error:  # noqa: BLE001  whatever it is, the supervisor must hear of it
-        is_refusal = isinstance(error, UserError)
-        text = str(error) if is_refusal else f"{component.name} failed\n{traceback.format_exc()}"
+        why = f"{component.name} failed: {describe(error)}"
         with contextlib.suppress(OSError):
-            pipe.send(("refused" if is_refusal else "error", text))
+            pipe.send(("refused", str(error)) if isinstance(error, UserError) else
+                      ("error", why, f"{component.name} failed\n{traceback.format_exc()}"))
         sys.exit(1)
 
 
-def leave_with_parent() -> None:
-    """End this process at once when the supervisor dies, however it dies."""
-    wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)
+def describe(error: BaseException) -> str:
+    """Describe an error in one line."""
+    lines = str(error).strip().splitlines()
+    return type(error).__name__ + (f": {lines[-1]}" if lines else "")
+
+
+def leave_with_parent(name: str) -> None:
+    """End this process, and all that it will start, when the supervisor dies, however it dies; name it for `top`."""
+    os.setpgid(0, 0)
+    server = forkserver._forkserver  # it ends when nobody holds this pipe
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_NAME, name.replace("_worker", "").encode())
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server dies with the supervisor
+
+    def leave() -> None:
+        wait([multiprocessing.parent_process().sentinel])
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=leave, daemon=True).start()
 
 
 def keep_freed_memory() -> None:

@@ -133,7 +133,8 @@ class Abandoned(Exception):
 class Evaluator:
     """Scores the newest weights on its own environments. One process; shares `SharedBuffers`."""
 
-    SPANS = (("buffers.evaluations.get", "wait for a request"), ("evaluate", "evaluate"))  # for `tools/timeline.py`
+    SPANS = (  # what `tools/timeline.py` records
+        ("buffers.evaluations.get", "wait for a request"), ("evaluate", "evaluate"), ("env.step", "step"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, devices: Sequence[torch.device],
                  report: Callable[[tuple], None]) -> None:
@@ -228,7 +229,6 @@ class Evaluator:
         return True
 
     def _go_on(self, env: VectorEnv) -> None:
-        self.buffers.evaluation_steps += 1
         if self.buffers.stopping:
             raise Abandoned
 

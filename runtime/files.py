@@ -5,7 +5,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -113,3 +113,22 @@ def load_saved(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict) or "env" not in saved:
         raise UserError(f"{path} holds no settings; use --restart_behavior=restart to begin anew")
     return {name: math.inf if value == "inf" else value for name, value in saved.items()}
+
+
+class Unwritten:
+    """What could not be written when it was tried last: (policy, kind of checkpoint) or "records", and why."""
+
+    def __init__(self, folder: Path, log: Callable[[str], None]) -> None:
+        self.folder, self.log = folder, log
+        self.reasons: dict[tuple[int, int] | str, str] = {}
+
+    def note(self, what: tuple[int, int] | str, why: str | None) -> None:
+        """Remember that something could not be written, or (None) could; tell when that changes."""
+        before = bool(self.reasons)
+        self.reasons.pop(what, None)
+        if why is not None:
+            self.reasons[what] = why
+        if self.reasons and not before:
+            self.log(f"cannot write into {self.folder}: {why}; training goes on, and tries again")
+        elif before and not self.reasons:
+            self.log(f"can write into {self.folder} again")

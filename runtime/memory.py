@@ -15,7 +15,7 @@ from normalizers import one_hot_bytes
 from runtime.container import allow_descriptors, memory_left
 from runtime.ranks import from_rank_0, this_rank
 from runtime.user_error import UserError
-from shared_buffers import num_bytes, trajectory_specs
+from shared_buffers import num_bytes, num_components, trajectory_specs
 
 # measured: the supervisor with its server of processes, and a component without its model and its batches
 SUPERVISOR_BYTES, COMPONENT_BYTES = 340_000_000, 100_000_000
@@ -45,11 +45,6 @@ def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], model
     if not cfg.serial_mode:
         total += num_components(cfg, len(models)) * COMPONENT_BYTES
     return total
-
-
-def num_components(cfg: Config, num_policies: int) -> int:
-    """Count rollout workers, and learners and policy workers of so many policies."""
-    return cfg.num_workers + num_policies * (len(cfg.learners) + cfg.policy_workers_per_policy)
 
 
 def replay_bytes(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module]) -> int:

@@ -99,3 +99,20 @@ class PolicyRecords:
         self.training.clear()
         self.evaluation = {}
         return row
+
+
+def objectives_of(policies: list[PolicyRecords], kind_of_policy: list[int]) -> list[float | None]:
+    """Return what population-based training ranks each policy by; None: too few episodes have finished.
+
+    Among policies of one kind of agents, true objectives are not compared with returns: as soon as one policy has
+    an objective, the others need one, and those that have none in a full window of episodes are the worst (-inf).
+    """
+    with_objective = {kind for kind, policy in zip(kind_of_policy, policies, strict=True)
+                      if policy.has_objective}
+    objectives: list[float | None] = []
+    for kind, policy in zip(kind_of_policy, policies, strict=True):
+        if policy.has_objective or kind not in with_objective:
+            objectives.append(policy.objective if len(policy.objectives) >= policy.min_episodes else None)
+        else:
+            objectives.append(-math.inf if len(policy.returns) == RETURN_WINDOW else None)
+    return objectives

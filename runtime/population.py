@@ -25,9 +25,10 @@ import pbt
 from config import Config, tunable
 from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
 from runtime.files import LineFile, finite, save_settings, write_atomically
+from runtime.inbox import CONFIGURE, COPY, SAVE
 from runtime.records import read_history
 from runtime.seeding import POPULATION, derive_seed
-from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
+from shared_buffers import SAVE_DONOR, SharedBuffers
 
 DONOR_RETRY_SEC = 5.0
 
@@ -49,6 +50,7 @@ class Population:
         self.shaping = [self.default_shaping] * cfg.num_policies
         self.last_update: dict[int, int] = {}  # of each policy, in its own steps
         self.copying: tuple[int, int] | None = None  # a policy that waits for its donor to save itself, and the donor
+        self.told_to_copy: dict[int, tuple[int, int]] = {}  # donor, and `first_version` before
         self.asks_again_at = math.inf  # for a donor that could not be saved, s of `time.monotonic`
         self.history = LineFile(cfg.run_dir / "population.jsonl")
         self.rng = np.random.default_rng(derive_seed(cfg.seed, POPULATION, buffers.start))
@@ -109,11 +111,27 @@ class Population:
 
     def donor_saved(self) -> None:
         """Let the policy that waits for its donor copy it."""
-        policy, donor = self.copying
+        if self.copying is None:  # it was asked twice
+            return
+        (policy, donor), self.asks_again_at = self.copying, math.inf
         self.copying = None
+        self.told_to_copy[policy] = donor, self.buffers.policies[policy].weights.first_version
         self._publish(policy)
         self._send(policy, (COPY, donor))
         self._send(policy, (CONFIGURE, 0))
+
+    def learner_replaced(self, policy: int) -> None:
+        """Tell the new learner of a policy again what it may not have heard of."""
+        if policy in self.told_to_copy:
+            donor, before = self.told_to_copy[policy]
+            weights = self.buffers.policies[policy].weights
+            if weights.first_version > weights.version:  # it died before the copy was published
+                weights.first_version = before
+            if weights.first_version == before:
+                self._send(policy, (COPY, donor))
+        self._send(policy, (CONFIGURE, 0))
+        if self.copying and self.copying[1] == policy:
+            self._send(policy, (SAVE, SAVE_DONOR))
 
     def donor_unsaved(self) -> None:
         """Ask again later for what could not be written."""
@@ -127,6 +145,10 @@ class Population:
     def numbers(self, policy: int) -> dict[str, Any]:
         """Return all that may be mutated of a policy, for the records."""
         return self.settings[policy] | {f"shaping/{name}": value for name, value in self.shaping[policy].items()}
+
+    def all_numbers(self) -> list[dict[str, Any]]:
+        """Return the same of each policy."""
+        return [self.numbers(policy) for policy in range(len(self.settings))]
 
     def _mutate(self, policy: int, source: int) -> None:
         how = {"rate": self.cfg.pbt_mutation_rate, "smallest": self.cfg.pbt_perturb_min,

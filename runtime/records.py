@@ -25,8 +25,9 @@ import psutil
 from config import Config
 from runtime import checkpoint
 from runtime.console import say, show_progress
-from runtime.files import LineFile, read_lines, write_atomically
-from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean
+from runtime.files import LineFile, Unwritten, read_lines, write_atomically
+from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean, objectives_of
+from runtime.progress import describe_row, format_duration, show_scores
 from runtime.ranks import this_rank
 from runtime.run_folder import mend_run_dir
 from runtime.user_error import ComponentError
@@ -62,9 +63,9 @@ class Records:
         self.first_step_sec: float | None = None
         self.memory_bytes = self.peak_memory_bytes = 0
         self.last_memory = -math.inf  # when it was measured
-        # what could not be written when it was tried last, (policy, kind of checkpoint) or "records", and why
-        self.unwritten: dict[tuple[int, int] | str, str] = {}
+        self.unwritten = Unwritten(self.run_dir, self.log)
         self.closed = self.line_open = False
+        self.num_replaced = 0  # components that died or hung
 
         self.log_file, self.metrics = LineFile(self.run_dir / "log.txt"), LineFile(self.run_dir / "metrics.jsonl")
         if not self.resumed:
@@ -102,7 +103,7 @@ class Records:
         if kind == "unsaved" and content[1] is None:  # not what a run goes on with
             self.log(f"not saved{self._of(content[0])}: {content[2]}")
         elif kind in ("saved", "unsaved"):
-            self._note_failure((content[0], content[1]), content[2] if kind == "unsaved" else None)
+            self.unwritten.note((content[0], content[1]), content[2] if kind == "unsaved" else None)
         if kind == "episodes":
             for policy, *episode in content[0]:
                 self.policies[policy].add_episode(*episode)
@@ -155,20 +156,8 @@ class Records:
         return self.episodes_before + sum(policy.num_episodes for policy in self.policies)
 
     def objectives(self, kind_of_policy: list[int]) -> list[float | None]:
-        """Return what population-based training ranks each policy by; None: too few episodes have finished.
-
-        Among policies of one kind of agents, true objectives are not compared with returns: as soon as one policy has
-        an objective, the others need one, and those that have none in a full window of episodes are the worst (-inf).
-        """
-        with_objective = {kind for kind, policy in zip(kind_of_policy, self.policies, strict=True)
-                          if policy.has_objective}
-        objectives: list[float | None] = []
-        for kind, policy in zip(kind_of_policy, self.policies, strict=True):
-            if policy.has_objective or kind not in with_objective:
-                objectives.append(policy.objective if len(policy.objectives) >= policy.min_episodes else None)
-            else:
-                objectives.append(-math.inf if len(policy.returns) == RETURN_WINDOW else None)
-        return objectives
+        """Return what population-based training ranks each policy by; None: too few episodes have finished."""
+        return objectives_of(self.policies, kind_of_policy)
 
     @property
     def wall_sec(self) -> float:
@@ -180,6 +169,9 @@ class Records:
 
     def begin(self, env_steps: int, goal: int) -> None:
         """Start the clock of a call of train() that is to reach `goal` env_steps."""
+        if self.cfg.lr_schedule == "linear_decay" and goal > self.cfg.train_for_env_steps:
+            self.log(f"the learning rate is 0 after {self.cfg.train_for_env_steps:,} env_steps, raise "
+                     "train_for_env_steps to learn on")
         self.goal, self.steps_at_row = goal, env_steps
         self.begun = self.last_row = time.monotonic()
 
@@ -190,6 +182,10 @@ class Records:
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
+
+    def scored_versions(self) -> list[int | None]:
+        """Return the SGD steps of the weights of each policy that were scored last."""
+        return [policy.last_evaluation.get("eval_sgd_steps") for policy in self.policies]
 
     def flush(self, env_steps: int) -> None:
         """Write a row for an evaluation that ended after the training."""
@@ -284,6 +280,7 @@ class Records:
             "evaluation": [policy.last_evaluation or None for policy in self.policies],
             "policy_lag_mean": sum(policy.lag_sum for policy in self.policies) / max(num_datasets, 1),
             "policy_lag_max": max(policy.lag_max for policy in self.policies),
+            "num_replaced": self.num_replaced,
             "first_sgd_step_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
         }
 
@@ -300,27 +297,16 @@ class Records:
                 write()
         except OSError as error:
             mend_run_dir(self.cfg)
-            self._note_failure("records", error.strerror or str(error))
+            self.unwritten.note("records", error.strerror or str(error))
         else:
-            self._note_failure("records", None)
+            self.unwritten.note("records", None)
 
     def check_saved(self) -> None:
         """Raise `ComponentError` when the last periodic checkpoint of a policy could not be written."""
-        unsaved = [f"policy {what[0]}: {why}" for what, why in self.unwritten.items()
+        unsaved = [f"policy {what[0]}: {why}" for what, why in self.unwritten.reasons.items()
                    if what != "records" and what[1] == SAVE_PERIODIC]
         if unsaved:
             raise ComponentError(f"what was learned last is not in {self.run_dir}: {', '.join(unsaved)}")
-
-    def _note_failure(self, what: tuple[int, int] | str, why: str | None) -> None:
-        """Remember that something could not be written, or (None) could; tell when that changes."""
-        before = bool(self.unwritten)
-        self.unwritten.pop(what, None)
-        if why is not None:
-            self.unwritten[what] = why
-        if self.unwritten and not before:
-            self.log(f"cannot write into {self.run_dir}: {why}; training goes on, and tries again")
-        elif before and not self.unwritten:
-            self.log(f"can write into {self.run_dir} again")
 
     def _show_progress(self, row: dict[str, Any]) -> None:
         """Say in one line how far the run has come; in a terminal each line takes the place of the one before."""
@@ -330,25 +316,11 @@ class Records:
         seconds_left = min(frames_left / row["fps"] if row["fps"] else math.inf,
                            self.cfg.train_for_seconds - self.wall_sec)
         percent = 100 * max(row["env_steps"] / self.goal, self.wall_sec / self.cfg.train_for_seconds)
-        parts = [f"{percent:5.1f} %", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f} frames/s"]
-        if row["mean_return"] is not None:
-            spread = [policy.mean_return for policy in self.policies if policy.returns]
-            of_all = f" ({min(spread):.2f} to {max(spread):.2f})" if len(self.policies) > 1 else ""
-            parts.append(f"return {row['mean_return']:.2f}{of_all}")
-        if row.get("true_objective") is not None:
-            parts.append(f"objective {row['true_objective']:.2f}")
-        if row.get("win_rate_vs_past") is not None:
-            parts.append(f"wins against the past {row['win_rate_vs_past']:.0%}")
-        evaluations = [policy.last_evaluation["eval_return"] for policy in self.policies if policy.last_evaluation]
-        if evaluations:
-            parts.append(f"eval {mean(evaluations):.2f}")
-        if "policy_lag_mean" in row:
-            parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
-        if self.unwritten:
-            parts.insert(1, f"NOT SAVED: {next(iter(self.unwritten.values()))}")
-        parts.append(f"{format_duration(self.wall_sec)} gone, {format_duration(seconds_left)} left")
-        line = " | ".join(parts)
-        self.line_open = show_progress(line)
+        trouble = [f"NOT SAVED: {why}" for why in [*self.unwritten.reasons.values()][:1]]
+        trouble += [f"{self.num_replaced} replaced"] if self.num_replaced else []
+        times = f"{format_duration(self.wall_sec)} gone, {format_duration(seconds_left)} left"
+        parts = [f"{percent:5.1f} %", *trouble, *describe_row(row, self.policies), times]
+        self.line_open = show_progress(" | ".join(parts))
 
     def close(self, env_steps: int) -> None:
         """Write the last summary, and all that waits."""
@@ -362,11 +334,6 @@ class Records:
                  f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
         if env_steps > self.steps_before or not self.resumed:  # else the summary of the run so far stays true
             self._write_files(summary)
-
-
-def show_scores(scores: list[float | None]) -> str:
-    """Write the score of each policy."""
-    return ", ".join("none" if score is None else f"{score:.2f}" for score in scores)
 
 
 def memory_of_all() -> int:
@@ -428,11 +395,3 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """Read the events of a population (`population.py`), but not one that a crash has cut off."""
     return [event for event in read_lines(run_dir / "population.jsonl") if "policy_steps" in event]
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds as h:mm:ss."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

@@ -49,7 +49,10 @@ class TrainingState:
             self.configure()
         if resume_from is not None:
             self.load_state_dict(checkpoint.load_checkpoint(resume_from))
-        elif is_first:  # of a run that ended before it could be resumed
+        if buffers.learners_replaced[policy]:  # this one takes the place of another, whose last weights were published
+            self.sgd_steps = max(self.sgd_steps, self.weights.version)
+            self.decisions_trained = max(self.decisions_trained, int(buffers.decisions_trained[policy]))
+        elif resume_from is None and is_first:  # of a run that ended before it could be resumed
             checkpoint.prune_checkpoints(self.folder, 0, "snapshot")
             (self.folder / checkpoint.BEST).unlink(missing_ok=True)
         # in decisions of the policy; the first opponent of a new run is its beginning, a resumed run has some already

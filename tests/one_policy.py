@@ -12,7 +12,8 @@ from torch import nn
 
 from config import Config
 from envs.vector_env import EnvInfo
-from shared_buffers import Inbox, SharedBuffers
+from runtime.inbox import Inbox
+from shared_buffers import SharedBuffers
 
 CPU = torch.device("cpu")
 

@@ -26,11 +26,11 @@ from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime import checkpoint
-from runtime.crew import ComponentError
+from runtime.inbox import RESUME, STOP
 from runtime.machine import choose_niceness
 from runtime.run_folder import prepare_run_dir
-from runtime.user_error import UserError
-from shared_buffers import RESUME, STOP, Spec
+from runtime.user_error import ComponentError, UserError
+from shared_buffers import Spec
 from supervisor import Supervisor
 
 CLOCK = {"wall_sec", "fps"}

@@ -10,8 +10,9 @@ import pytest
 
 from config import make_config
 from runtime import container
-from runtime.memory import check_processes, num_components
+from runtime.memory import check_processes
 from runtime.user_error import UserError
+from shared_buffers import num_components
 
 ROOT = Path(__file__).parent.parent
 GB = 10**9

@@ -25,9 +25,8 @@ from runtime.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from runtime.crew import ComponentError
 from runtime.files import LineFile, read_lines
-from runtime.user_error import UserError
+from runtime.user_error import ComponentError, UserError
 from train import main as train
 
 ROOT = Path(__file__).parent.parent

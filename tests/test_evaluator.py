@@ -24,10 +24,10 @@ from config import make_config
 from envs.families import probe
 from envs.vector_env import Step
 from model import ActorCritic
-from runtime.crew import ComponentError
 from runtime.evaluator import MAX_ENVS, Evaluator, play
+from runtime.inbox import EVALUATE
 from runtime.seeding import EVALUATION, derive_seed
-from shared_buffers import EVALUATE
+from runtime.user_error import ComponentError
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64, "num_batches_per_epoch": 2,
@@ -156,8 +156,8 @@ def test_evaluation_that_fell_due_during_another_one_is_made_up_for(tmp_path: Pa
 def test_stop_does_not_wait_for_a_long_evaluation(tmp_path: Path, when: str) -> None:
     goal = PERIOD if when == "waiting" else 10**9
     with make("failing_envs:EndlessEvaluation", tmp_path) as appo:
-        appo.train(goal, should_stop=lambda: appo.evaluating and appo.env_steps >= min(goal, 2 * PERIOD))
-        assert appo.evaluating
+        appo.train(goal, should_stop=lambda: appo.evaluations.under_way and appo.env_steps >= min(goal, 2 * PERIOD))
+        assert appo.evaluations.under_way
     assert not evaluations(appo)
     assert "killed" not in (appo.cfg.run_dir / "log.txt").read_text(), "every process has left by itself"
     assert not multiprocessing.active_children()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from one_policy import drain, num_waiting
 
-from shared_buffers import PAUSE, SLOTS, SPLIT, STOP, Inbox
+from runtime.inbox import PAUSE, SLOTS, SPLIT, STOP, Inbox
 
 FORK = multiprocessing.get_context("fork")
 MANY = 1541

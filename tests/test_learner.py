@@ -28,9 +28,10 @@ from normalizers import ReturnNormalizer
 from policy_worker import PolicyWorker
 from reducer import Reducer
 from runtime import checkpoint
+from runtime.inbox import SLOTS, SPLIT, STOP
 from runtime.memory import estimate_memory
 from runtime.user_error import UserError
-from shared_buffers import SLOTS, SPLIT, STOP, SharedBuffers, num_bytes
+from shared_buffers import HANDED_IN, SharedBuffers, num_bytes
 from vtrace import gae, vtrace
 from weights import CURRENT
 
@@ -79,6 +80,7 @@ class Rig:
         data["new_episode"][slots, 0] = True
         for t in range(self.cfg.rollout):
             self.buffers.agent_t[:] = t
+            self.buffers.asked[:] += 1
             self.policy_worker.serve([(SPLIT, split) for split in range(self.cfg.num_splits)])
             ends = torch.rand(len(slots), generator=rng)
             data["terminated"][slots, t] = ~resetting & (ends < end)
@@ -838,10 +840,11 @@ def test_the_next_batch_is_filled_during_the_last_sgd_step_not_earlier() -> None
     assert waiting == [0, 0, 1] * 2
 
 
-def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
+def test_run_trains_once_on_what_comes_until_it_is_stopped() -> None:
     rig = Rig(serial_mode=False)
     rig.act([0, 1, 2, 3])
-    for slot in (0, 1, 2, 3, 3, 2):
+    rig.buffers.slot_place[:] = HANDED_IN
+    for slot in (0, 1, 2, 3, 3, 2):  # a message may come twice
         rig.shared.trajectories_done.put((SLOTS, slot))
     given_back: list[int] = []
 
@@ -849,7 +852,7 @@ def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
         """Stop when the batcher, a thread of its own, has copied all there is."""
         rig.reports.append(report)
         deadline = time.monotonic() + 10
-        while len(given_back) < 6 and time.monotonic() < deadline:
+        while len(given_back) < 4 and time.monotonic() < deadline:
             given_back.extend(slot for _, *slots in drain(rig.buffers.worker_inboxes[0]) for slot in slots)
         rig.shared.commands[0].put((STOP, 0))
 
@@ -857,7 +860,7 @@ def test_run_trains_on_what_comes_until_it_is_stopped() -> None:
     rig.learner.run()
     assert [kind for kind, *_ in rig.reports] == ["trained"]
     assert rig.state.sgd_steps == 1
-    assert given_back == [0, 1, 2, 3, 3, 2]
+    assert given_back == [0, 1, 2, 3]
 
 
 def test_run_raises_the_batchers_error() -> None:

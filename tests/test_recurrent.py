@@ -20,8 +20,9 @@ from learner import Learner, join_groups
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
+from runtime.inbox import RESUME, SLOTS, SPLIT
 from runtime.seeding import consecutive
-from shared_buffers import RESUME, SLOTS, SPLIT
+from shared_buffers import WITH_WORKER
 
 T = 12
 AGENTS = 6
@@ -99,6 +100,7 @@ class Rig:
                     by_agent.setdefault(round(1000 * float(data["obs/obs"][0, 0])), []).append(data)
                     for tensor in self.trajectories.values():
                         tensor[slot] = 77  # what a slot held before must never be seen again
+                self.buffers.slot_place[slots] = WITH_WORKER
                 worker.handle(SLOTS, *slots)
         return [by_agent[agent][:num_trajectories] for agent in sorted(by_agent)]
 
@@ -116,6 +118,7 @@ class Rig:
         self.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(self.buffers.agent_slot))
         for t in range(T):
             self.buffers.agent_t.fill_(t)
+            self.buffers.asked[:] += 1
             self.policy_worker.serve([(SPLIT, split) for split in served_at(t)])
         return {name: tensor.clone() for name, tensor in data.items()}
 

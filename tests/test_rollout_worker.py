@@ -12,7 +12,8 @@ from config import make_config
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from shared_buffers import PAUSE, RESUME, SLOTS, SPLIT
+from runtime.inbox import PAUSE, RESUME, SLOTS, SPLIT
+from shared_buffers import WITH_WORKER
 
 
 class Rig:
@@ -24,6 +25,7 @@ class Rig:
         torch.manual_seed(0)
         model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
         buffers = make_buffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model)
+        self.slot_place = buffers.slot_place
         self.requests, self.answers = buffers.policies[0].requests, buffers.worker_inboxes[0]
         self.done = buffers.policies[0].trajectories_done
         self.server = PolicyWorker(cfg, buffers, 0, CPU)
@@ -34,6 +36,13 @@ class Rig:
         self.server.serve([take_one(self.requests)])
         self.worker.handle(*take_one(self.answers))
 
+    def give_back(self) -> list[int]:
+        """Give all complete trajectories back to the rollout worker; return their slots."""
+        slots = [slot for _, *slots in drain(self.done) for slot in slots]
+        self.slot_place[slots] = WITH_WORKER
+        self.worker.handle(SLOTS, *slots)
+        return slots
+
 
 @pytest.mark.parametrize(("splits", "expected"), [(1, 0), (2, 1), (3, 2)])
 def test_double_buffering_steps_one_split_while_the_others_wait_for_actions(splits: int, expected: int) -> None:
@@ -43,8 +52,7 @@ def test_double_buffering_steps_one_split_while_the_others_wait_for_actions(spli
     rig.worker.handle(RESUME, 0)
     for _ in range(60):
         rig.answer_one()
-        while not rig.done.empty():
-            rig.worker.handle(*take_one(rig.done))
+        rig.give_back()
     assert set(open_during_step) == {expected}
 
 
@@ -57,9 +65,7 @@ def test_a_split_without_free_slots_waits_for_the_learner_and_does_not_hold_up_t
         rig.requests.put(message)
         while not rig.requests.empty():
             rig.answer_one()
-    done = [slot for _, *slots in drain(rig.done) for slot in slots]
-    assert sorted(done) == list(range(6)), "every slot is full, then all wait"
-    rig.worker.handle(SLOTS, *done)
+    assert sorted(rig.give_back()) == list(range(6)), "every slot is full, then all wait"
     assert num_waiting(rig.requests) == 2
 
 

@@ -30,7 +30,8 @@ from model import make_model
 from pbt import kinds_of_policies
 from policy_worker import PolicyWorker
 from rollout_worker import NO_SLOT, RolloutWorker
-from shared_buffers import RESUME, SLOTS, STOP, SharedBuffers
+from runtime.inbox import RESUME, SLOTS, STOP
+from shared_buffers import WITH_WORKER, SharedBuffers
 from weights import CURRENT
 
 TIMEOUT = 20  # seconds without a trajectory: a deadlock
@@ -221,6 +222,7 @@ class Learner:
             self.held.append(slot)
             if len(self.held) == self.dataset_size:
                 for free in self.held:
+                    self.buffers.slot_place[free] = WITH_WORKER
                     self.buffers.worker_inboxes[self.buffers.worker_of_slot(free)].put((SLOTS, free))
                 self.held = []
             self.tell(slot)
@@ -254,7 +256,7 @@ def running(components: list[Any], tell: Callable[[BaseException], None]) -> Ite
 
 def describe_waiting(workers: list[RolloutWorker]) -> str:
     return "; ".join(f"split {split.index}: policies {split.policy}, snapshots {split.snapshot}, slots {split.slots}, "
-                     f"t {split.t}, answers missing {split.answers_missing}, unfinished {worker.pool.unfinished}, "
+                     f"t {split.t}, asked policies {split.asked_policies}, unfinished {worker.pool.unfinished}, "
                      f"free {worker.pool.free}" for worker in workers for split in worker.splits.values())
 
 

@@ -46,12 +46,23 @@ def test_unfinished_slots_are_handed_in_only_where_too_few_are_on_their_way() ->
         if slot != 12:
             pool.leave(0, slot, 4, is_worthless=False)
     assert pool.take_out(policies(0)) == [(0, 10, 4)], "none is free, none away"
-    pool.count_away(0)
+    pool.send_away(0, [10])
     assert pool.take_out(policies(0)) == [], "that one will come back"
     assert pool.take_out(policies(0, 0)) == [(0, 11, 4)]
-    pool.count_away(0)
+    pool.send_away(0, [11])
     pool.receive(0, 10)
+    pool.receive(0, 10)
+    assert pool.num_away == [1], "a message may come twice"
     assert pool.take(0, may_go_on=False) == (10, 0)
+    assert not pool.free[0]
+
+
+def test_a_worker_that_takes_the_place_of_another_waits_for_what_the_learner_has() -> None:
+    pool = SlotPool([[10, 11], [20, 21]], away=[11, 20, 21])
+    assert pool.take(0, may_go_on=False) == (10, 0)
+    assert (pool.num_away, pool.suffices(policies(1), policies())) == ([1, 2], False)
+    pool.receive(1, 20)
+    assert (pool.num_away, pool.take(1, may_go_on=False)) == ([1, 1], (20, 0))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -76,14 +87,14 @@ def test_every_slot_is_in_exactly_one_place(seed: int) -> None:
             pool.leave(held.pop(slot), slot, int(rng.integers(4)), is_worthless=bool(rng.integers(2)))
         elif choice == 2 and held:
             slot = int(rng.choice(list(held)))
-            pool.count_away(held[slot])
+            pool.send_away(held[slot], [slot])
             away[slot] = held.pop(slot)
         elif choice == 3 and away:
             slot = int(rng.choice(list(away)))
             pool.receive(away.pop(slot), slot)
         for number, slot, _ in pool.take_out(needed):
             assert not pool.free[policy], "only when none is free"
-            pool.count_away(number)
+            pool.send_away(number, [slot])
             away[slot] = number
         places = [slot for free in pool.free for slot in free] + [slot for left in pool.unfinished for slot, _ in left]
         assert sorted([*places, *held, *away]) == list(range(16))

@@ -18,11 +18,10 @@ import psutil
 import pytest
 import torch
 
-import shared_buffers
 import supervisor
 import train
 from config import make_config
-from runtime import children
+from runtime import children, memory
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.command_line import make_parser
 from runtime.files import load_saved
@@ -228,7 +227,7 @@ def test_killed_component_ends_the_run_with_status_1_and_its_name(tmp_path: Path
         components.sort(key=lambda child: (child.create_time(), child.pid))
         components[COMPONENTS.index(component)].kill()
 
-    outcome = run_train(tmp_path, *SMALL, *ENDLESS, disturb=kill)
+    outcome = run_train(tmp_path, *SMALL, *ENDLESS, "--max_restarts=0", disturb=kill)
     assert outcome.status == 1
     assert outcome.err.splitlines() == [f"train.py: {component} was killed by SIGKILL (out of memory?)"]
     assert read_summary(tmp_path / "first")["sgd_steps"] > 0
@@ -255,7 +254,7 @@ class Breaks(CartPoleEnv):
 
 def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "breaking_env.py").write_text(BREAKING_ENV)
-    outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking_env:Breaks")
+    outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking_env:Breaks", "--max_restarts=0")
     assert outcome.status == 1, outcome
     lines = outcome.err.strip().splitlines()
     assert lines[0] == "train.py: rollout_worker_0 failed"
@@ -437,7 +436,7 @@ def test_run_of_another_environment_is_refused(refuse: Callable[..., str], run_d
 @pytest.mark.parametrize("behavior", ["resume", "restart", "overwrite"])
 def test_too_little_shared_memory_is_refused_and_nothing_is_lost(
         refuse: Callable[..., str], run_dir: Path, behavior: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_buffers.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=512))
+    monkeypatch.setattr(memory.os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=512))
     line = refuse(f"--train_dir={run_dir.parent}", *SMALL, "--num_epochs=3", f"--restart_behavior={behavior}")
     assert "/dev/shm" in line
     assert "lower --num_envs_per_worker, --num_workers or --rollout" in line

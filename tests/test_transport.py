@@ -1,4 +1,4 @@
-"""A component that dies or freezes holding messages that nobody else will see ends the run in time, and leaves nothing.
+"""A component that dies or freezes holding messages that nobody else will see is replaced, or ends the run in time.
 
 What death and freezing do to the messages themselves is in `test_inbox.py`, to the weights in `test_shared_weights.py`.
 """
@@ -15,13 +15,13 @@ import pytest
 from learner import Learner
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from runtime.crew import ComponentError
-from shared_buffers import Inbox
+from runtime.inbox import Inbox
+from runtime.user_error import ComponentError
 from supervisor import Supervisor
 
 SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 64,
                          "num_batches_per_epoch": 1, "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu",
-                         "decorrelate_experience_max_seconds": 0.0, "stall_timeout_sec": 2.0}
+                         "decorrelate_experience_max_seconds": 0.0, "stall_timeout_sec": 2.0, "max_restarts": 1}
 
 
 def hit(component: Any, inbox: Inbox, *, call: int) -> None:
@@ -59,13 +59,14 @@ class HitBatcher(Learner):
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 @pytest.mark.parametrize(("role", "component"), [
     ("rollout_worker_class", HitWorker), ("policy_worker_class", HitServer), ("learner_class", HitBatcher)])
-def test_the_run_ends_whatever_happens_inside_the_transport(role: str, component: type, name: str,
+def test_the_run_goes_on_or_ends_whatever_happens_inside_the_transport(role: str, component: type, name: str,
                                                             tmp_path: Path) -> None:
     running = type("System", (Supervisor,), {role: component})(
         "CartPole-v1", train_dir=str(tmp_path), experiment=name, **SMALL)
     begin = time.monotonic()
-    with pytest.raises(ComponentError, match="was killed by SIGKILL" if name == "SIGKILL" else "has done nothing"):
+    with pytest.raises(ComponentError, match="was killed by SIGKILL" if name == "SIGKILL" else "hangs"):
         running.train(10**9)
     assert time.monotonic() < begin + 60, "it does not wait for ever"
     running.close()
+    assert running.records.num_replaced == 1, "the one that took its place was hit too"
     assert not multiprocessing.active_children()

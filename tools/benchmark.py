@@ -40,10 +40,9 @@ from learner import Learner
 from policy_worker import PolicyWorker
 from runtime.command_line import make_parser, parse_bool
 from runtime.container import cpu_cores
-from runtime.crew import ComponentError
 from runtime.machine import choose_device
 from runtime.run_folder import configure
-from runtime.user_error import UserError
+from runtime.user_error import ComponentError, UserError
 from tools.components import measure_components, measure_simulation
 
 ENDLESS = 10**15  # env_steps

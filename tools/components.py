@@ -22,9 +22,10 @@ from rollout_worker import RolloutWorker
 from runtime.children import start_server
 from runtime.container import cpu_cores
 from runtime.crew import keep_freed_memory, kill_all
+from runtime.inbox import RESUME, SLOTS, SPLIT
 from runtime.machine import choose_device
 from runtime.user_error import UserError
-from shared_buffers import RESUME, SLOTS, SPLIT, SharedBuffers
+from shared_buffers import SharedBuffers
 
 PREPARED_ACTIONS = 64  # batches of random actions, drawn before the clock runs
 

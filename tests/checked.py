@@ -1,0 +1,54 @@
+"""An environment whose every number tells where it comes from, and an algorithm that checks all that it learns from."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from appo import AsyncPPO
+
+LONGEST = 30
+WRONG = "a transition is put together wrongly"
+
+
+class Telling(gym.Env):
+    """The observation tells the episode, the step and the action before; the reward tells the step and the action."""
+
+    observation_space = spaces.Box(-1, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(5)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.t = float(self.np_random.integers(1, 2**20)), 0
+        self.length = int(self.np_random.integers(1, LONGEST))
+        return self.observe(-1), {}
+
+    def observe(self, action: float) -> np.ndarray:
+        return np.array([self.episode, self.t, action], np.float32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = self.t + action / 8
+        self.t += 1
+        over = self.t >= self.length
+        return self.observe(action), reward, over and self.length % 2 == 0, over and self.length % 2 == 1, {}
+
+
+class Checked(AsyncPPO):
+    """APPO on rows that all fit together, or not at all."""
+
+    def prepare(self, model: nn.Module, data: dict[str, Tensor], ask: Any) -> dict[str, Tensor]:
+        obs, actions, valid = data["obs/obs"], data["actions"][..., 0], data["valid"]
+        over = data["terminated"] | data["truncated"]
+        episode, t, before = obs.unbind(-1)
+        right = (data["rewards"] - (t[:, :-1] + actions / 8)).abs() < 1e-4
+        # the row after the last observation of an episode is not valid, and neither is what was never filled
+        follows = (episode[:, 1:] == episode[:, :-1]) & (t[:, 1:] == t[:, :-1] + 1) & (before[:, 1:] == actions)
+        cut = over & ~valid.roll(-1, 1)  # the rows behind it may be of anybody
+        right &= follows | cut
+        begins, is_first = data["new_episode"][:, :-1], t[:, :-1] == 0
+        right &= begins | ~is_first
+        right[:, 1:] &= (~begins | is_first)[:, 1:]  # what was played ahead of the training is of no trajectory
+        assert bool((right | ~valid).all()), WRONG
+        return super().prepare(model, data, ask)

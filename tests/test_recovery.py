@@ -1,0 +1,128 @@
+"""Recovery: components that die or hang are replaced, the rest of the run goes on, nothing is put together wrongly."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import checked
+import psutil
+import pytest
+from test_train import SMALL, Outcome, newest_state, read_rows, read_summary, run_train, wait_until
+
+COMPONENTS = ["rollout_worker_0", "rollout_worker_1", "learner", "evaluator", "policy_worker_0", "policy_worker_1"]
+CHECKED = ["--env=my_checked:Telling", "--algo=my_checked:Checked", "--experiment=first", "--num_workers=2",
+           "--policy_workers_per_policy=2", "--num_envs_per_worker=8", "--rollout=16", "--batch_size=256",
+           "--encoder_mlp_layers=16", "--device=cpu", "--report_interval_sec=0.2", "--normalize_input=False",
+           "--eval_every_env_steps=3000", "--eval_episodes=2", "--stall_timeout_sec=3"]
+
+
+def find(process: subprocess.Popen) -> dict[str, int]:
+    """Return the process ids of the components by their names."""
+    children = [child for child in psutil.Process(process.pid).children(recursive=True)
+                if child.ppid() != process.pid and child.status() != psutil.STATUS_ZOMBIE]
+    names = {name.replace("_worker", ""): name for name in COMPONENTS}
+    found = {child.pid: Path(f"/proc/{child.pid}/comm").read_text().strip() for child in children}
+    return {names[name]: pid for pid, name in found.items() if name in names}
+
+
+def run_checked(folder: Path, disturb: Callable[[subprocess.Popen], None], *flags: str) -> Outcome:
+    (folder / "my_checked.py").write_text(
+        f"import sys\nsys.path.append({os.path.dirname(checked.__file__)!r})\nfrom checked import Checked, Telling\n")
+
+    def disturb_and_stop(process: subprocess.Popen) -> None:
+        disturb(process)
+        steps = read_summary(folder / "first")["sgd_steps"]
+        wait_until(lambda: read_summary(folder / "first")["sgd_steps"] > steps + 50 or process.poll() is not None,
+                   "it does not go on")
+        process.send_signal(signal.SIGTERM)
+
+    return run_train(folder, *CHECKED, "--train_for_env_steps=1e9", *flags, disturb=disturb_and_stop)
+
+
+@pytest.mark.parametrize(("number", "what"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "hangs")])
+def test_every_component_is_replaced(tmp_path: Path, number: int, what: str) -> None:
+    def disturb(process: subprocess.Popen) -> None:
+        for done, name in enumerate(COMPONENTS, 1):
+            wait_until(lambda name=name: name in find(process), f"{name} is not there")
+            os.kill(find(process)[name], number)
+            wait_until(lambda done=done: read_summary(tmp_path / "first").get("num_replaced", 0) >= done
+                       or process.poll() is not None, f"{name} is not replaced")
+
+    outcome = run_checked(tmp_path, disturb)
+    assert (outcome.status, outcome.err) == (0, ""), outcome
+    log = (tmp_path / "first" / "log.txt").read_text()
+    assert [name for name in COMPONENTS if f"{name} {what}" in log] == COMPONENTS
+    assert newest_state(tmp_path / "first")["sgd_steps"] == read_summary(tmp_path / "first")["sgd_steps"]
+
+
+@pytest.mark.slow
+def test_random_kills_lose_nothing_but_what_was_in_flight(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+
+    def disturb(process: subprocess.Popen) -> None:
+        for _ in range(20):
+            time.sleep(rng.uniform(0, 1))
+            found = find(process)
+            names = [name for name in COMPONENTS if name in found]
+            if names:
+                os.kill(found[rng.choice(names)], signal.SIGKILL)
+
+    outcome = run_checked(tmp_path, disturb, "--max_restarts=100")
+    assert (outcome.status, outcome.err) == (0, ""), outcome
+    rows = read_rows(tmp_path / "first" / "metrics.jsonl")
+    for name in ("env_steps", "sgd_steps", "env_steps_trained"):
+        values = [row[name] for row in rows if name in row]
+        assert values == sorted(values), name
+    assert read_summary(tmp_path / "first")["num_replaced"] >= 10
+
+
+def test_too_many_failures_save_and_end_with_the_first_traceback(tmp_path: Path) -> None:
+    (tmp_path / "breaking.py").write_text('''
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Breaks(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 2000:
+            raise ValueError("the wheel came off")
+        return super().step(action)
+''')
+    outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking:Breaks", "--max_restarts=2")
+    assert outcome.status == 1, outcome
+    assert outcome.err.startswith("train.py: rollout_worker_0 failed\nTraceback")
+    assert outcome.err.rstrip().endswith("step() raised ValueError: the wheel came off")
+    log = (tmp_path / "first" / "log.txt").read_text()
+    assert log.count("the wheel came off; it is replaced") == 2
+    assert newest_state(tmp_path / "first")["sgd_steps"] > 0, "what was learned is saved"
+
+
+def test_an_environment_that_hangs_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text('''
+import time
+from pathlib import Path
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Hangs(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 500 and not Path("hung").exists():
+            Path("hung").touch()
+            time.sleep(10_000)
+        return super().step(action)
+''')
+    outcome = run_train(tmp_path, *SMALL[1:], "--env=hanging:Hangs", "--env_timeout_sec=2",
+                        "--train_for_env_steps=8000")
+    assert (outcome.status, outcome.err) == (0, ""), outcome
+    line = "rollout_worker_0 hangs: no sign of life for 2 s, in 'step' (--env_timeout_sec); it is replaced"
+    assert line in (tmp_path / "first" / "log.txt").read_text()
+    assert read_summary(tmp_path / "first")["num_replaced"] == 1

@@ -213,7 +213,8 @@ class Config:
     # ---- records ---------------------------------------------------------------------------------------------
     report_interval_sec: float = option(5.0, "records", "seconds between reports (metrics.jsonl, TensorBoard)",
                                         bounds=POSITIVE)
-    save_every_sec: float = option(120.0, "records", "seconds between checkpoints", bounds=POSITIVE)
+    save_every_sec: float = option(15.0, "records", "seconds between checkpoints: what a run may lose that is killed; "
+                                   "a hundred times as long as writing one takes if that is more", bounds=POSITIVE)
     keep_checkpoints: int = option(2, "records", "periodic checkpoints to keep", bounds=POSITIVE)
     save_milestones_sec: float = option(math.inf, "records", "seconds between checkpoints that are kept for ever",
                                         bounds=POSITIVE)
@@ -223,8 +224,8 @@ class Config:
     # ---- failures --------------------------------------------------------------------------------------------
     stall_timeout_sec: float = option(300.0, "failures", "a component that does nothing for so long has failed",
                                       bounds=POSITIVE)
-    env_timeout_sec: float = option(math.inf, "failures", "and so has an environment that takes so long for one step",
-                                    bounds=POSITIVE)
+    env_timeout_sec: float = option(math.inf, "failures", "and so has a worker whose environments take so long for one "
+                                    "step of all that it steps together", bounds=POSITIVE)
     max_restarts: int = option(10, "failures", "replace failed components at most so often within "
                                "--restart_window_sec, then end; 0: end at once", bounds=NOT_NEGATIVE)
     restart_window_sec: float = option(600.0, "failures", "seconds in which replacements count", bounds=POSITIVE)

@@ -28,7 +28,7 @@ from runtime.files import load_saved
 from runtime.machine import body_dtype, choose_device
 from runtime.records import read_summary
 from runtime.seeding import EVALUATION, derive_seed
-from runtime.user_error import UserError
+from runtime.user_error import EnvironmentFailure, UserError
 from tools import tournament
 from tools.video import VideoWriter
 
@@ -100,9 +100,10 @@ def best_policy(cfg: Config, which: str) -> int:
     summary = read_summary(cfg.run_dir)
     names = ["best_score", "true_objective", "mean_return"]
     for name in names if which == "best" else names[1:]:
-        scores = [-np.inf if score is None else score for score in summary.get(name, [])]
-        if len(scores) == cfg.num_policies and max(scores) > -np.inf:
-            return int(np.argmax(scores))
+        with contextlib.suppress(TypeError, ValueError):  # somebody has written something else there
+            scores = np.array([-np.inf if score is None else score for score in summary.get(name, [])], np.float64)
+            if scores.shape == (cfg.num_policies,) and scores.max() > -np.inf:
+                return int(scores.argmax())
     return 0
 
 
@@ -218,6 +219,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
+    except EnvironmentFailure as error:
+        print(f"{error.where()}evaluate.py: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

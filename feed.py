@@ -83,7 +83,7 @@ class Feed:
     def take(self, kind: int, *slots: int) -> None:
         """Take the trajectories that were not taken yet: a message may come twice."""
         place = self.slot_place
-        fresh = [slot for slot in slots if place[slot] == HANDED_IN]
+        fresh = [slot for slot in dict.fromkeys(slots) if place[slot] == HANDED_IN]
         place[fresh] = TAKEN
         if fresh:
             self.insert(kind, *fresh)

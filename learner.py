@@ -9,6 +9,7 @@ Rows that are not valid (the reset between two episodes, acted by too old a poli
 statistic. Read next: `feed.py`.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from runtime.inbox import COPY, SAVE, STOP
 from runtime.machine import body_dtype
 from runtime.seeding import SHUFFLE, derive_seed
 from runtime.training_state import TrainingState
+from runtime.user_error import UserError
 from shared_buffers import SharedBuffers, obs_dtype
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
@@ -42,7 +44,7 @@ class Learner:
         ("feed.next", "wait for a dataset"), ("feed.inbox.get", "wait for trajectories"),
         ("feed.next_batch.get", "wait for the learner"), ("feed.copy", "batch"), ("evaluate", "forward"),
         ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"),
-        ("update_normalizers", "normalizers"), ("state.publish", "publish"))
+        ("update_normalizers", "normalizers"), ("state.publish", "publish"), ("state.save", "save"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,
                  resume_from: Path | None, report: Callable[[tuple], None]) -> None:
@@ -55,8 +57,12 @@ class Learner:
         seconds)) after each file.
         """
         self.buffers, self.policy, self.device, self.report = buffers, policy, device, report
-        if buffers.learners_replaced[policy]:  # there may be a newer one
-            resume_from, _, _ = load_newest(cfg.run_dir, policy)
+        saved = None
+        if buffers.learners_replaced[policy]:  # there is a newer one, perhaps
+            with contextlib.suppress(UserError):  # all are damaged: the moments of the optimizer begin anew
+                saved = load_newest(cfg.run_dir, policy)[1]
+        elif resume_from is not None:
+            saved = load_checkpoint(resume_from)
         self.commands, self.weights = buffers.policies[policy].commands[learner], buffers.policies[policy].weights
         self.is_first = learner == 0
         obs_space, action_space = buffers.spaces_of(policy)
@@ -71,13 +77,13 @@ class Learner:
                                     cfg.stall_timeout_sec)
         optimizer = self.reducer.make_optimizer(self.model, self.algorithm.make_optimizer)
         self.reducer.begin(self.model, self.weights)
-        self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, resume_from, self.is_first)
+        self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, saved, self.is_first)
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
         self.priorities: Tensor | None = None  # of the last minibatch, where the algorithm has some
         self.take_over_settings()
         self.feed = self.algorithm.make_feed(buffers, policy, learner, pinned=device.type == "cuda",
                                              deliver=self.train if cfg.serial_mode else None)
-        self.feed.resume(load_checkpoint(resume_from) if resume_from else {})
+        self.feed.resume(saved or {})
 
     def take_over_settings(self) -> None:
         """Use the settings of the state, which population-based training may have changed."""

@@ -89,7 +89,7 @@ class PolicyWorker:
         for snapshot in played if len(split) else ():  # none: the worker that asked is gone
             chosen = snapshots == snapshot
             self.act(snapshot, tuple(index[chosen] for index in agents))
-        self.answered[splits] = asked
+        self.answered[splits] = np.maximum(self.answered[splits], asked)
         for index in splits.tolist():
             self.buffers.worker_inboxes[self.buffers.worker_of_split(index)].put((SPLIT, index))
 

@@ -37,7 +37,7 @@ from replay_feed import ReplayFeed
 from runtime.fast_linear import make_fast
 from runtime.inbox import SLOTS
 from runtime.user_error import UserError
-from shared_buffers import SharedBuffers, Spec
+from shared_buffers import TAKEN, SharedBuffers, Spec
 from supervisor import Supervisor
 
 V, P = ROLES = "v", "p"  # the learners of a policy
@@ -262,7 +262,9 @@ class FeedOfP(PairedFeed):
         self.inbox = self.buffers.policies[self.policy].passed_on[0]
 
     def take(self, kind: int, *slots: int) -> None:
-        self.insert(kind, *slots)
+        passed_on = [slot for slot in dict.fromkeys(slots) if self.slot_place[slot] == TAKEN]
+        if passed_on:
+            self.insert(kind, *passed_on)
 
     def serve(self) -> None:
         if self.inbox.reader.poll(POLL_SEC):

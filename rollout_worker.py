@@ -25,11 +25,12 @@ import numpy as np
 from config import Config
 from envs.families import make_vector_env
 from envs.reward_shaping import check_shapings, flatten_shaping, unflatten_shaping
-from envs.vector_env import Ahead, EnvironmentFailure, Step
+from envs.vector_env import Ahead, Step
 from pbt import check_mapping, draw_policies, draw_snapshots
 from runtime.by_name import find_function
 from runtime.inbox import PAUSE, RESUME, SLOTS, SPLIT
 from runtime.seeding import AHEAD, ENVIRONMENT, SAMPLER, derive_seed
+from runtime.user_error import EnvironmentFailure
 from shared_buffers import HANDED_IN, IDLE, WITH_WORKER, SharedBuffers
 from slot_pool import SlotPool
 from weights import CURRENT

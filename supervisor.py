@@ -24,10 +24,12 @@ from runtime.cast import list_components
 from runtime.children import start_server
 from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
+from runtime.files import remove_unfinished
 from runtime.inbox import PAUSE, RESUME, SAVE, STOP
 from runtime.machine import this_machine
 from runtime.plan import make_plan, restore
 from runtime.population import Population
+from runtime.pulse import START_SEC
 from runtime.records import Records
 from runtime.recovery import Failure, Recovery
 from runtime.run_folder import configure, count_start, prepare_run_dir
@@ -75,7 +77,8 @@ class Supervisor:
         self.buffers.store_prefix = store_prefix
         self.pending_saves: list[list[int]] = [[] for _ in range(cfg.num_policies)]  # reasons
         self.recovery: Recovery | None = None  # who was never made is not replaced
-        self.evaluations, self.ended = Evaluations(cfg, self.buffers), False
+        self.evaluations = Evaluations(cfg, self.buffers)
+        self.giving_up = self.ended = False
         self.trained_until = 0  # ns of `time.perf_counter_ns`
         # after everything that may be refused, since it may move or delete an old run
         self._meet("allocated")
@@ -94,7 +97,7 @@ class Supervisor:
             self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
                                    sgd_steps=self.versions)
             self._wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start",
-                             cfg.decorrelate_experience_max_seconds)
+                             START_SEC + cfg.decorrelate_experience_max_seconds)
             self._meet("ready")
             if context is not None:
                 self.recovery = Recovery(cfg, self.buffers, self.crew, components, self.records.log)
@@ -153,7 +156,8 @@ class Supervisor:
                 self._find_hung()
                 self.evaluations.ask(self.env_steps)
                 for policy, kind in self.records.tick(self.env_steps, sum(self.versions)):
-                    self._request_save(policy, kind)
+                    if kind not in self.pending_saves[policy]:  # the learner is busy
+                        self._request_save(policy, kind)
                 self._update_population()
             if ranks.this_rank().world_size > 1:  # the learners tell the other ranks, and all end after the same step
                 self.buffers.training_over.fill_(True)
@@ -168,9 +172,7 @@ class Supervisor:
                 self._find_hung()
         except BaseException as error:
             self.records.log_failure(error)
-            if not isinstance(error, KeyboardInterrupt):
-                self._rescue()
-            self._kill()
+            self._give_up(save=not isinstance(error, KeyboardInterrupt))
             raise
         self.records.flush(self.env_steps)
 
@@ -183,21 +185,26 @@ class Supervisor:
     def _save(self) -> None:
         if self.population is not None:  # a replacement is not half done in the checkpoints
             self._wait_until(lambda: not self.population.is_copying, lambda: "a donor did not save")
-        for policy in range(self.cfg.num_policies):
-            self._request_save(policy, SAVE_PERIODIC)
-        self._wait_until(lambda: not any(self.pending_saves), lambda: "the learner of " + ", ".join(
-            f"policy {policy}" for policy, reasons in enumerate(self.pending_saves) if reasons) + " did not save")
-
-    def _rescue(self) -> None:
-        """Save what the learners that are still there have learned, before everything ends."""
-        self.recovery = None
-        self.buffers.stopping.fill_(True)
-        together = ranks.this_rank().world_size > 1 or len(self.cfg.learners) > 1  # they save so or not at all
-        living = set() if together else {int(policy) for policy in self.crew.living("learner")}
-        with contextlib.suppress(ComponentError, UserError):
-            for policy in living:
+        for _ in range(2):  # once more if it could not be written: the folder may be made anew now
+            for policy in range(self.cfg.num_policies):
                 self._request_save(policy, SAVE_PERIODIC)
-            self._wait_until(lambda: not any(self.pending_saves[policy] for policy in living),
+            self._wait_until(lambda: not any(self.pending_saves), lambda: "the learner of " + ", ".join(
+                f"policy {policy}" for policy, reasons in enumerate(self.pending_saves) if reasons) + " did not save")
+            if not self.records.unwritten.checkpoints(SAVE_PERIODIC):
+                break
+
+    def _give_up(self, *, save: bool) -> None:
+        """End everything; save before what the learners that are still there have learned."""
+        self.recovery, self.giving_up = None, True
+        self.buffers.stopping.fill_(True)
+        with contextlib.ExitStack() as at_last:
+            at_last.callback(self._kill)
+            at_last.enter_context(contextlib.suppress(ComponentError, UserError))
+            if not save or ranks.this_rank().world_size > 1:  # ranks save together or not at all
+                return
+            for policy in self.crew.whole("learner"):
+                self._request_save(policy, SAVE_PERIODIC)
+            self._wait_until(lambda: not any(self.pending_saves[policy] for policy in self.crew.whole("learner")),
                              lambda: "what was learned last could not be saved")
 
     def _check_alive(self) -> None:
@@ -238,9 +245,7 @@ class Supervisor:
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
         if kind is not None and not self.ended:
-            if not issubclass(kind, KeyboardInterrupt):
-                self._rescue()
-            self._kill()
+            self._give_up(save=not issubclass(kind, KeyboardInterrupt))
         self.close()
 
     # ---- start and stop ------------------------------------------------------------------------------------------
@@ -263,9 +268,7 @@ class Supervisor:
         """End every process that is still there, whatever its state."""
         self.ended = True
         self.crew.kill()
-        with contextlib.suppress(OSError):
-            for unfinished in self.cfg.run_dir.rglob("*.tmp"):
-                unfinished.unlink(missing_ok=True)
+        remove_unfinished(self.cfg.run_dir)
 
     # ---- supervision ---------------------------------------------------------------------------------------------
 
@@ -275,10 +278,11 @@ class Supervisor:
         if kind == "ready":
             self.unready.pop(content[0], None)
         elif kind == "died":
-            if not (self.buffers.stopping and self.components[content[0]].role != "learner"):  # else: no loss
+            is_learner = self.components[content[0]].role == "learner"
+            if not (self.buffers.stopping and (self.giving_up or not is_learner)):  # else: no loss
                 self._replace(Failure(*content))
         elif kind == "saved" and content[1] == SAVE_DONOR:
-            self.population.donor_saved()
+            self.population.donor_saved(content[0])
         elif kind == "unsaved" and content[1] == SAVE_DONOR:
             self.population.donor_unsaved()
         elif kind == "saved" or (kind == "unsaved" and content[1] is not None):

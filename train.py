@@ -9,7 +9,7 @@ import sys
 
 from runtime.console import complain, forgive, open_missing
 from runtime.stop import SIGNALS, STOP_SIGNAL
-from runtime.user_error import ComponentError, UserError
+from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
 
 def main(argv: list[str]) -> int:
@@ -37,7 +37,8 @@ def main(argv: list[str]) -> int:
             return 0
         if not isinstance(error, KeyboardInterrupt | UserError | ComponentError):
             raise
-        complain(f"train.py: {str(error) or 'ended without saving'}")
+        where = error.where() if isinstance(error, EnvironmentFailure) else ""
+        complain(f"{where}train.py: {str(error) or 'ended without saving'}")
         return 2 if isinstance(error, UserError) else 1
     return 0
 

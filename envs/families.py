@@ -34,6 +34,7 @@ from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parall
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
 from runtime.machine import automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
+from runtime.stop import handlers_kept
 from runtime.user_error import UserError
 
 # ---- families and their profiles ---------------------------------------------------------------------------------
@@ -197,6 +198,7 @@ class OneSeed(gym.vector.VectorWrapper):
         return self.env.reset(seed=seed[0], options=options)
 
 
+@handlers_kept()
 def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Make `num_envs` environments of `cfg.env`; with a render mode, ones that can be looked at (slower).
 

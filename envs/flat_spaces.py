@@ -128,6 +128,8 @@ def hash_words(text: str) -> np.ndarray:
 def action_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     """List the parts of an action space. Raises `UserError` naming the part that is not supported."""
     leaves = _plain_parts(space)
+    if not leaves:
+        raise UserError(f"the action space, {space}, leaves nothing to choose")
     for path, leaf in leaves.items():
         if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)) or (
                 0 in leaf.shape):

@@ -28,7 +28,6 @@ from envs.flat_spaces import ACTION_MASK, flatten_mask, random_action
 from envs.vector_env import (
     AgentKind,
     Ahead,
-    EnvironmentFailure,
     Step,
     VectorEnv,
     naming_failures,
@@ -36,7 +35,7 @@ from envs.vector_env import (
     read_objective,
 )
 from runtime.seeding import consecutive
-from runtime.user_error import UserError
+from runtime.user_error import EnvironmentFailure, UserError
 
 PREFIX = "pettingzoo:"
 EXAMPLE = f"{PREFIX}mpe2.simple_spread_v3"

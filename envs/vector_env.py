@@ -33,15 +33,11 @@ from envs.flat_spaces import (
     unflatten_actions,
 )
 from runtime.seeding import consecutive
-from runtime.user_error import UserError
+from runtime.user_error import EnvironmentFailure, UserError
 
 # What is larger cannot be learned from: sums of squares of returns and observations would leave the range of float32.
 LARGEST = 1e12
 TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
-
-
-class EnvironmentFailure(RuntimeError):
-    """An environment raised an error or returned numbers that cannot be learned from."""
 
 
 class Step(NamedTuple):
@@ -363,7 +359,7 @@ class Guard(gym.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._num_steps += 1
-        return self._call("step", lambda: self.env.step(action))
+        return self._call("step", lambda: plain(self.env.step(action)))
 
     def _call(self, what: str, function: Callable[[], tuple]) -> tuple:
         with naming_failures(self._name, self._first_seed, self._num_steps, what):
@@ -374,6 +370,23 @@ class Guard(gym.Wrapper):
             if not np.isnan(objective := read_objective(info)):
                 passed[TRUE_OBJECTIVE] = objective
             return *rest, passed
+
+
+def plain(returned: tuple) -> tuple:
+    """Return what step() returned, with plain numbers. Raises `ValueError` where one is none."""
+    obs, reward, terminated, truncated, info = returned
+    if isinstance(reward, float) and isinstance(terminated, bool) and isinstance(truncated, bool):
+        return returned
+    return (obs, float(read_number("reward", reward)), bool(read_number("terminated", terminated)),
+            bool(read_number("truncated", truncated)), info)
+
+
+def read_number(name: str, value: Any) -> float:
+    """Return a number that may come in an array."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} is {value!r}; it must be a number")
+    return array.item()
 
 
 def read_objective(info: Mapping[str, Any]) -> float:

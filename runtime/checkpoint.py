@@ -80,6 +80,9 @@ def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, dict[str, 
             return path, load_checkpoint(path), damaged
         except DamagedCheckpoint:
             damaged.append(path)
+        except UserError:
+            if path.exists():  # else it has just been deleted
+                raise
     if damaged:
         raise UserError(f"all its checkpoints are damaged ({', '.join(map(str, damaged))}); begin anew: train.py "
                         "--restart_behavior=restart")

@@ -4,15 +4,21 @@ Neither this file nor `ranks.py` imports PyTorch, so that `train.py` can start t
 one core while the main process does the same on another.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
-from multiprocessing import forkserver, resource_tracker
+import tempfile
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 
 from runtime.container import allow_descriptors
+from runtime.guard import GUARD
 from runtime.ranks import take_share_of_cores
 from runtime.stop import SIGNALS
+from runtime.user_error import UserError
+
+MAX_FOLDER = 107 - len("/listener-12345678")  # bytes of the name of a socket
 
 
 def start_server() -> ForkServerContext:
@@ -27,10 +33,22 @@ def start_server() -> ForkServerContext:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "gymnasium", "appo"])
+    folder = util.get_temp_dir()
+    if len(os.fsencode(folder)) > MAX_FOLDER:
+        raise UserError(f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets "
+                        "that processes meet at; set TMPDIR=/tmp")
+    GUARD.watch(folder)  # where the server listens
     resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         forkserver.ensure_running()  # inherits the mask, and so do its children
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    GUARD.watch(forkserver._forkserver._forkserver_pid)
     return context
+
+
+def wake_server() -> None:
+    """Let the server go on if somebody has stopped it: who starts a process, or waits for the end of one, needs it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGCONT)

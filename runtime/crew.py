@@ -25,13 +25,16 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime import pulse
+from runtime.children import start_server, wake_server
 from runtime.console import forgive
+from runtime.guard import GUARD
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
-from runtime.user_error import UserError
+from runtime.user_error import ComponentError, UserError
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # of Linux's prctl
 KILL_SEC = 10.0  # for what was killed to end
+START_ATTEMPTS = 5
 Report = Callable[[tuple], None]
 
 
@@ -111,6 +114,14 @@ class Processes:
         for index in range(len(components)):
             self.processes.append(self._process(index))
             self._start_process(index)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, self._pause)
+
+    def _pause(self, number: int, frame: Any) -> None:
+        """Stop with all children, which Ctrl-Z does not reach in their groups, and go on with them."""
+        signal_all(self.processes, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        signal_all(self.processes, signal.SIGCONT)
 
     def _process(self, index: int) -> Any:
         component, pipe = self.components[index], ReportPipe(self.context)
@@ -121,8 +132,17 @@ class Processes:
                                     args=(component, pipe, self.seeds[index], self.trace))
 
     def _start_process(self, index: int) -> None:
-        with contextlib.suppress(OSError, EOFError):  # it was killed already, as the end of its pipe will tell
-            self.processes[index].start()
+        for attempt in range(START_ATTEMPTS):
+            start_server()  # unless it runs already
+            wake_server()
+            try:
+                self.processes[index].start()
+                break
+            except (OSError, EOFError) as error:  # it, or the server, was killed meanwhile
+                if attempt == START_ATTEMPTS - 1:
+                    raise ComponentError(f"{self.components[index].name} could not be started: {error}") from error
+                time.sleep(0.1)
+        GUARD.watch(self.processes[index].pid)
         self.pipe_of[index].writer.close()  # now the child holds the only writing end
 
     def end(self, index: int) -> None:
@@ -170,6 +190,7 @@ class Processes:
 
     def _obituary(self, index: int) -> str:
         process, name = self.processes[index], self.components[index].name
+        wake_server()  # which knows how it has ended
         process.join(5)
         code = process.exitcode
         if code is None or code >= 0:
@@ -177,13 +198,15 @@ class Processes:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         return f"{name} was killed by {signal.Signals(-code).name}{hint}"
 
-    def living(self, role: str) -> list[int]:
-        """Return the numbers of the components in this role whose processes are there."""
-        return [component.number for component, process in zip(self.components, self.processes, strict=True)
-                if component.role == role and process.is_alive()]
+    def whole(self, role: str) -> set[int]:
+        """Return the numbers in this role of which every process is there."""
+        lives = [(component.number, process.is_alive())
+                 for component, process in zip(self.components, self.processes, strict=True) if component.role == role]
+        return {number for number, _ in lives} - {number for number, is_there in lives if not is_there}
 
     def leave(self, report: Report, timeout_sec: float) -> list[str]:
         """Wait for the processes, which were told to stop, and pass on their last reports; return who is late."""
+        wake_server()
         deadline = time.monotonic() + timeout_sec
         while any(process.is_alive() for process in self.processes) and time.monotonic() < deadline:
             self.advance(report, 0.05, expect_death=True)
@@ -195,6 +218,8 @@ class Processes:
         """End every process that is still there, whatever its state."""
         if self.finalizer.alive:  # once: later their numbers may be those of other programs
             self.finalizer.detach()
+            if signal.getsignal(signal.SIGTSTP) == self._pause:
+                signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             kill_all(self.processes)
 
 
@@ -224,9 +249,9 @@ class OneProcess:
         for component in self.components:
             component.turn()
 
-    def living(self, role: str) -> list[int]:
+    def whole(self, role: str) -> set[int]:
         """Return none: what has failed here is the whole program."""
-        return []
+        return set()
 
     def leave(self, report: Report, timeout_sec: float) -> list[str]:
         """Close what has environments."""
@@ -241,14 +266,29 @@ class OneProcess:
 
 def kill_all(processes: list[Any]) -> None:
     """End every process that was started, whatever its state, with all that it has started; wait for its end."""
-    started = [process for process in processes if process.pid is not None]
+    started, descriptors = [process for process in processes if process.pid is not None], []
     for process in started:
-        for kill in (os.killpg, os.kill):  # with what it has started; it may not lead its group yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + KILL_SEC
-    for process in started:  # one that waits for a disk that hangs dies when that comes back
+        with contextlib.suppress(ProcessLookupError):
+            descriptors.append(os.pidfd_open(process.pid))
+    signal_all(started, signal.SIGKILL)
+    if started:
+        wake_server()
+    deadline = time.monotonic() + KILL_SEC  # one that waits for a disk that hangs dies when that comes back
+    for descriptor in descriptors:  # `join` asks the server, which says that they have ended when it has itself
+        wait([descriptor], max(0.0, deadline - time.monotonic()))
+        os.close(descriptor)
+    for process in started:
         process.join(max(0.0, deadline - time.monotonic()))
+        if process.exitcode is not None:
+            GUARD.forget(process.pid)
+
+
+def signal_all(processes: list[Any], number: int) -> None:
+    """Send a signal to processes, with all that they have started; one may not lead its group yet."""
+    for process in processes:
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(process.pid, number)
 
 
 def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool) -> None:
@@ -285,7 +325,7 @@ def describe(error: BaseException) -> str:
 
 
 def leave_with_parent(name: str) -> None:
-    """End this process, and all that it will start, when the supervisor dies, however it dies; name it for `top`."""
+    """Let this process end when the supervisor dies, however it dies; the guard ends what it has started. Name it."""
     os.setpgid(0, 0)
     server = forkserver._forkserver  # it ends when nobody holds this pipe
     if server._forkserver_alive_fd is not None:
@@ -295,11 +335,8 @@ def leave_with_parent(name: str) -> None:
     prctl(PR_SET_NAME, name.replace("_worker", "").encode())
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server dies with the supervisor
 
-    def leave() -> None:
-        wait([multiprocessing.parent_process().sentinel])
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=leave, daemon=True).start()
+    if wait([multiprocessing.parent_process().sentinel], 0):  # it has died before
+        os.kill(0, signal.SIGKILL)
 
 
 def keep_freed_memory() -> None:

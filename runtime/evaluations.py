@@ -42,4 +42,5 @@ class Evaluations:
 
     def lost(self, env_steps: int) -> None:
         """Note that the evaluator was replaced: what it was asked for has gone with it."""
-        self.under_way, self.next = False, min(self.next, env_steps)
+        if self.under_way:
+            self.under_way, self.next = False, min(self.next, env_steps)

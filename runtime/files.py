@@ -37,6 +37,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what `replacing` had begun to write when its process was killed."""
+    with contextlib.suppress(OSError):
+        for unfinished in folder.rglob("*.tmp"):
+            unfinished.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that it is always whole, also after a crash. Raises `OSError`."""
     with replacing(path) as file:
@@ -94,6 +101,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_number(row: Mapping[str, Any], name: str) -> float:
+    """Return a number in a row of a file; 0: there is none, or something else."""
+    with contextlib.suppress(KeyError, TypeError, OverflowError):
+        if math.isfinite(row[name]):
+            return row[name]
+    return 0
+
+
 def finite(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Write infinity, which JSON does not have, as "inf"."""
     return {name: "inf" if value == math.inf else value for name, value in settings.items()}
@@ -121,6 +136,11 @@ class Unwritten:
     def __init__(self, folder: Path, log: Callable[[str], None]) -> None:
         self.folder, self.log = folder, log
         self.reasons: dict[tuple[int, int] | str, str] = {}
+
+    def checkpoints(self, kind: int) -> list[str]:
+        """Tell which policies' checkpoints of a kind could not be written, and why."""
+        return [f"policy {what[0]}: {why}" for what, why in self.reasons.items()
+                if what != "records" and what[1] == kind]
 
     def note(self, what: tuple[int, int] | str, why: str | None) -> None:
         """Remember that something could not be written, or (None) could; tell when that changes."""

@@ -4,6 +4,7 @@ import fcntl
 import os
 import select
 import struct
+import termios
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,12 @@ class Inbox:
         for start in range(0, len(indices), self.AT_ONCE):
             records = (self.RECORD.pack(kind, index) for index in indices[start : start + self.AT_ONCE])
             os.write(self.writer.fileno(), b"".join(records))
+
+    def has_room(self, message: Message) -> bool:
+        """Tell whether a message can be written without waiting."""
+        (unread,) = struct.unpack("i", fcntl.ioctl(self.reader, termios.FIONREAD, bytes(4)))
+        num_bytes = unread + (len(message) - 1) * self.RECORD.size
+        return num_bytes * 8 // 7 + select.PIPE_BUF <= fcntl.fcntl(self.writer, fcntl.F_GETPIPE_SZ)
 
     def get(self, max_records: int = PER_READ) -> list[Message]:
         """Wait for messages; return all that are there, those of slots joined: (SLOTS, slot, ...)."""

@@ -16,10 +16,12 @@ from runtime.container import allow_descriptors, memory_left
 from runtime.ranks import from_rank_0, this_rank
 from runtime.user_error import UserError
 from shared_buffers import num_bytes, num_components, trajectory_specs
+from weights import NEWEST_ROWS
 
 # measured: the supervisor with its server of processes, and a component without its model and its batches
 SUPERVISOR_BYTES, COMPONENT_BYTES = 340_000_000, 100_000_000
 OPEN_FILES, FILES_PER_COMPONENT = 80, 12  # measured in the supervisor, which has the most: 31 + 5, of a policy 14
+TABLES_BYTES = 1 << 20  # what is shared beside trajectories and weights, a page each at least
 ACTIVATIONS = 20  # bytes that a convolutional network keeps of each byte of a pass, of the Nature CNN in bfloat16
 
 
@@ -116,16 +118,19 @@ def check_memory(cfg: Config, needed_by: list[int], available: int, replays: int
 
 
 def check_shared_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module],
-                        available: int) -> None:
-    """Raise `UserError` when the trajectories need more bytes of shared memory than are available."""
+                        devices: Sequence[torch.device], available: int) -> None:
+    """Raise `UserError` when trajectories, weights on the CPU and tables need more shared memory than is available."""
     slots = cfg.num_workers * cfg.num_envs_per_worker * len(info.agents)
-    needed = sum(num_bytes(trajectory_specs(cfg, *info.kinds[kind], model.state_size), slots)
-                 for kind, model in zip(kind_of_policy, models, strict=True))
+    needed = TABLES_BYTES + sum(num_bytes(trajectory_specs(cfg, *info.kinds[kind], model.state_size), slots)
+                                for kind, model in zip(kind_of_policy, models, strict=True))
+    copies = NEWEST_ROWS + (cfg.self_play_snapshots if cfg.self_play_past_fraction else 0)
+    copies += 3 * (len(cfg.learners) > 1)  # the weights and both moments that they train together
+    needed += sum(4 * copies * sum(tensor.numel() for tensor in model.state_dict().values())
+                  for model, device in zip(models, devices, strict=True) if device.type == "cpu")
     if needed > available and not cfg.serial_mode:
         raise UserError(
-            f"the trajectories need {needed / 1e6:.0f} MB of shared memory, /dev/shm has "
-            f"{available / 1e6:.0f} MB free; lower --num_envs_per_worker, --num_workers or --rollout, or enlarge it "
-            "(docker run --shm-size=2g)")
+            f"the run needs {needed / 1e6:.1f} MB of shared memory, /dev/shm has {available / 1e6:.1f} MB free; "
+            "enlarge it (docker run --shm-size=2g), or lower --num_envs_per_worker, --num_workers or --rollout")
 
 
 def check_one_hot(cfg: Config, info: EnvInfo, available: int) -> None:

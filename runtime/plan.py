@@ -86,7 +86,7 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
               for count in range(1, cfg.num_policies + 1)]
     replays = replay_bytes(cfg, info, kinds, models)
     check_memory(cfg, needed, available, replays)
-    check_shared_memory(cfg, info, kinds, models, available_shared_memory(store_prefix))
+    check_shared_memory(cfg, info, kinds, models, devices, available_shared_memory(store_prefix))
     return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states, damaged)
 
 

@@ -1,6 +1,7 @@
 """What one policy of a run reports: its last episodes, its training since the last row. Used by `records.py`."""
 
 import collections
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from config import Config
 from runtime.board import Board
 
+EVALUATION = ("eval_return", "eval_env_steps", "eval_sgd_steps")
 TOTALS = ("sgd_steps", "env_steps_trained")  # of all learners of the policy
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
 MIN_BEST_SEC = 1.0  # between two saves of a new best score
@@ -35,10 +37,12 @@ class PolicyRecords:
         self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
         self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
         self.evaluation: dict[str, float] = {}  # the one since the last row, if any
-        evaluations = earlier.get("evaluation") or []
-        self.last_evaluation: dict[str, float] = (evaluations[policy] if policy < len(evaluations) else None) or {}
-        if self.last_evaluation.get("eval_env_steps", 0) > (resumed_at or 0):  # of weights that were lost in a crash
-            self.last_evaluation = {}
+        self.last_evaluation: dict[str, float] = {}
+        with contextlib.suppress(LookupError, TypeError, OverflowError):  # there was none
+            evaluation = earlier["evaluation"][policy]
+            if all(math.isfinite(evaluation[name]) for name in EVALUATION) and (
+                    evaluation["eval_env_steps"] <= (resumed_at or 0)):  # else of weights that were lost in a crash
+                self.last_evaluation = evaluation
         self.last_best = self.last_best_line = -math.inf  # when the best was saved; when a line said so
         self.best_every_sec, self.is_saving_best = MIN_BEST_SEC, False
         self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0

@@ -109,12 +109,11 @@ class Population:
             decisions.append(decision)
         return decisions
 
-    def donor_saved(self) -> None:
-        """Let the policy that waits for its donor copy it."""
-        if self.copying is None:  # it was asked twice
+    def donor_saved(self, donor: int) -> None:
+        """Let the policy that waits for this donor copy it."""
+        if self.copying is None or self.copying[1] != donor:  # it was asked twice
             return
-        (policy, donor), self.asks_again_at = self.copying, math.inf
-        self.copying = None
+        policy, self.copying, self.asks_again_at = self.copying[0], None, math.inf
         self.told_to_copy[policy] = donor, self.buffers.policies[policy].weights.first_version
         self._publish(policy)
         self._send(policy, (COPY, donor))

@@ -18,6 +18,8 @@ from runtime.recorder import WAIT, find_method
 COUNT, DOING, WAITS = range(3)  # things begun; the one under way; those of them that were waits
 BETWEEN = -1  # two spans
 STEPS_OF_ENVIRONMENTS = ("step", "env.step")  # spans of rollout workers and the evaluator
+SAVES, PATIENCE_WITH_SAVES = "state.save", 10  # a large replay on a slow disk may take so many times longer
+START_SEC = 30.0  # more for a component that is being made
 LONGEST_NAP_SEC = 1.0  # between two looks; more was time in which this process, perhaps the machine, slept
 
 
@@ -84,10 +86,11 @@ class Watch:
         self.start_sec = start_sec
         self.now, self.last_look = 0.0, time.monotonic()  # seconds awake
         self.seen = [(-1, 0.0)] * len(spans)  # each one's count, and when it was new
+        self.work, self.seconds_still = 0, 0.0  # things done by all, waits aside; for how long nothing was
 
     def forget(self, index: int) -> None:
         """Begin anew with a component that was replaced."""
-        self.seen[index] = (-1, self.now)
+        self.seen[index], self.seconds_still = (-1, self.now), 0.0
 
     def look(self, table: np.ndarray, has_mail: Sequence[bool]) -> list[Hung]:
         """Return who hangs.
@@ -97,20 +100,27 @@ class Watch:
             has_mail: whether there is something to do for each component; who waits for that is idle.
         """
         now = time.monotonic()
-        self.now += min(now - self.last_look, LONGEST_NAP_SEC)
-        self.last_look = now
-        hung = []
-        for index, row in enumerate(table[: len(self.spans)].tolist()):
-            count, doing, _ = row
+        awake = min(now - self.last_look, LONGEST_NAP_SEC)
+        self.now, self.last_look = self.now + awake, now
+        rows, work, hung = table[: len(self.spans)].tolist(), 0, []
+        for index, row in enumerate(rows):
+            count, doing, waits = row
+            work += count - waits
             idle = is_waiting(self.spans[index], row) and not has_mail[index]
             if count != self.seen[index][0] or idle:
                 self.seen[index] = count, self.now
                 continue
-            path, name = ("", "") if doing == BETWEEN else self.spans[index][doing]
+            path, name = ("", "") if count == 0 or doing == BETWEEN else self.spans[index][doing]
             allowed, setting = self.timeout_sec + (self.start_sec if count == 0 else 0), "stall_timeout_sec"
+            if path == SAVES:
+                allowed *= PATIENCE_WITH_SAVES
+            if count == 0 or path == SAVES:  # the others may have to wait for that
+                self.seconds_still = 0.0
             if path in STEPS_OF_ENVIRONMENTS and self.step_timeout_sec < allowed:
                 allowed, setting = self.step_timeout_sec, "env_timeout_sec"
             if self.now - self.seen[index][1] > allowed:
                 doing = name if isinstance(name, str) else path
                 hung.append(Hung(index, self.now - self.seen[index][1], doing, setting))
+        self.seconds_still = self.seconds_still + awake if work == self.work else 0.0
+        self.work = work
         return hung

@@ -25,7 +25,7 @@ import psutil
 from config import Config
 from runtime import checkpoint
 from runtime.console import say, show_progress
-from runtime.files import LineFile, Unwritten, read_lines, write_atomically
+from runtime.files import LineFile, Unwritten, read_lines, read_number, write_atomically
 from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean, objectives_of
 from runtime.progress import describe_row, format_duration, show_scores
 from runtime.ranks import this_rank
@@ -34,6 +34,7 @@ from runtime.user_error import ComponentError
 from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
 
 BEST_LINE_SEC = 20.0  # a new best checkpoint is told in a line at most this often
+SAVE_SHARE = 0.01  # of the time, at most, goes into periodic checkpoints
 MEMORY_EVERY_SEC = 20.0  # reports in between repeat the last figure
 
 
@@ -50,14 +51,15 @@ class Records:
         self.buffers = buffers  # for the scores of the best checkpoints
         self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed_at is not None
         earlier = read_summary(self.run_dir) if self.resumed else {}
-        self.wall_before: float = earlier.get("wall_sec", 0.0)  # seconds of training before this process
+        self.wall_before = read_number(earlier, "wall_sec")  # seconds of training before this process
         num_lost, last = cut_lost_rows(self.run_dir / "metrics.jsonl", resumed_at) if self.resumed else (0, {})
-        self.episodes_before: int = last.get("num_episodes", 0)
+        self.episodes_before = int(read_number(last, "num_episodes"))
         self.steps_before, self.sgd_steps_before = resumed_at or 0, sum(sgd_steps)
         # a resumed policy waits for a full window: it would else be ranked by a single episode
         self.policies = [PolicyRecords(cfg, policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
                          for policy, steps in enumerate(sgd_steps)]
         self.last_saved = dict.fromkeys((SAVE_PERIODIC, SAVE_MILESTONE), time.monotonic())
+        self.save_sec = 0.0  # that a checkpoint takes
         self.train_sec = 0.0  # in earlier calls of train()
         self.begun: float | None = None  # when the running call of train() began
         self.first_step_sec: float | None = None
@@ -103,7 +105,10 @@ class Records:
         if kind == "unsaved" and content[1] is None:  # not what a run goes on with
             self.log(f"not saved{self._of(content[0])}: {content[2]}")
         elif kind in ("saved", "unsaved"):
+            mend_run_dir(self.cfg, self.buffers.start)  # somebody may have removed a part of it
             self.unwritten.note((content[0], content[1]), content[2] if kind == "unsaved" else None)
+        if kind == "saved":
+            self.save_sec = max(content[3], self.save_sec / 2)  # policies save at the same time
         if kind == "episodes":
             for policy, *episode in content[0]:
                 self.policies[policy].add_episode(*episode)
@@ -201,16 +206,16 @@ class Records:
         if self.first_step_sec is None and sgd_steps > self.sgd_steps_before:
             self.first_step_sec = time.time() - psutil.Process().create_time()
             self.log(f"first SGD step {self.first_step_sec:.1f} s after the start")
-        saves = self.find_best()
+        kinds = [kind for kind, every_sec in (
+            (SAVE_PERIODIC, max(self.cfg.save_every_sec, self.save_sec / SAVE_SHARE)),
+            (SAVE_MILESTONE, self.cfg.save_milestones_sec)) if now - self.last_saved[kind] >= every_sec]
+        self.last_saved |= dict.fromkeys(kinds, now)
+        saves = self.find_best() + [(number, kind) for number in range(len(self.policies)) for kind in kinds]
         trained = any(policy.training for policy in self.policies)
         if not (trained if self.cfg.serial_mode else now - self.last_row >= self.cfg.report_interval_sec):
             return saves
         self._write_row(env_steps)
-        kinds = [kind for kind, every_sec in ((SAVE_PERIODIC, self.cfg.save_every_sec),
-                                              (SAVE_MILESTONE, self.cfg.save_milestones_sec))
-                 if now - self.last_saved[kind] >= every_sec]
-        self.last_saved |= dict.fromkeys(kinds, now)
-        return saves + [(number, kind) for number in range(len(self.policies)) for kind in kinds]
+        return saves
 
     def find_best(self, *, at_end: bool = False) -> list[tuple[int, int]]:
         """Return the policies that have never scored so high, as (policy, SAVE_BEST).
@@ -296,16 +301,14 @@ class Records:
             for write in writes:
                 write()
         except OSError as error:
-            mend_run_dir(self.cfg)
+            mend_run_dir(self.cfg, self.buffers.start)
             self.unwritten.note("records", error.strerror or str(error))
         else:
             self.unwritten.note("records", None)
 
     def check_saved(self) -> None:
         """Raise `ComponentError` when the last periodic checkpoint of a policy could not be written."""
-        unsaved = [f"policy {what[0]}: {why}" for what, why in self.unwritten.reasons.items()
-                   if what != "records" and what[1] == SAVE_PERIODIC]
-        if unsaved:
+        if unsaved := self.unwritten.checkpoints(SAVE_PERIODIC):
             raise ComponentError(f"what was learned last is not in {self.run_dir}: {', '.join(unsaved)}")
 
     def _show_progress(self, row: dict[str, Any]) -> None:
@@ -371,7 +374,8 @@ TENSORBOARD_GROUP = {
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Read the summary of a run's earlier part; empty when there is none."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads((run_dir / "summary.json").read_text())
+        summary = json.loads((run_dir / "summary.json").read_text())
+        return summary if isinstance(summary, dict) else {}
     return {}
 
 
@@ -394,4 +398,8 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """Read the events of a population (`population.py`), but not one that a crash has cut off."""
-    return [event for event in read_lines(run_dir / "population.jsonl") if "policy_steps" in event]
+    def is_one(event: dict[str, Any]) -> bool:
+        return all(isinstance(event.get(name), int) for name in ("policy", "policy_steps", "env_steps")) and all(
+            isinstance(value, int | float | None) for name, value in event.items() if name != "words")
+
+    return [event for event in read_lines(run_dir / "population.jsonl") if is_one(event)]

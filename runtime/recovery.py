@@ -11,8 +11,8 @@ Messages may die with a process: those that it has read and not acted upon. What
                      published last live on; the moments of the optimizer are those of the newest checkpoint.
     evaluator        its evaluation begins again.
 
-An error in the code of a policy worker, a learner or the evaluator would come again: it ends the run. So do too many
-replacements within a while, with the first failure.
+An error in the code of a policy worker or a learner would come again: it ends the run. So do too many replacements
+within a while, with the first failure.
 """
 
 import collections
@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config import Config
+from runtime.checkpoint import policy_dir
 from runtime.crew import Component, Processes
+from runtime.files import remove_unfinished
 from runtime.inbox import PAUSE, RESUME, SLOTS, SPLIT, Inbox, Message
-from runtime.pulse import WAITS, Watch, is_waiting
+from runtime.pulse import COUNT, START_SEC, WAITS, Watch, is_waiting
 from runtime.ranks import this_rank
 from runtime.user_error import ComponentError
 from shared_buffers import HANDED_IN, IDLE, TAKEN, WITH_WORKER, SharedBuffers
@@ -40,6 +42,7 @@ class Failure(NamedTuple):
     index: int  # of the component
     why: str  # in one line
     traceback: str = ""  # if it raised an error
+    seconds: float = 0.0  # until it was noticed
 
     def describe(self) -> str:
         return self.traceback or self.why
@@ -52,24 +55,45 @@ class Recovery:
                  log: Callable[..., None]) -> None:
         self.cfg, self.buffers, self.crew, self.components, self.log = cfg, buffers, crew, components, log
         self.watch = Watch([component.make.SPANS for component in components], cfg.stall_timeout_sec,
-                           cfg.env_timeout_sec, cfg.decorrelate_experience_max_seconds)
+                           cfg.env_timeout_sec, START_SEC + cfg.decorrelate_experience_max_seconds)
         self.last_look = time.monotonic()
-        self.times: collections.deque[float] = collections.deque()  # of the last failures
-        self.first: Failure | None = None  # of those within the window
+        # those within the window, and when they were; the time in which something hung does not count
+        self.failures: collections.deque[tuple[float, Failure]] = collections.deque()
+        self.seconds_hung = 0.0
         self.count = 0  # of all replacements
         self.sampling = False  # what rollout workers are told
+        self.unsent: collections.deque[tuple[Inbox, Message]] = collections.deque()  # there was no room
 
     def find_hung(self) -> list[Failure]:
         """Return the components that do nothing for too long though there is something to do."""
         if time.monotonic() - self.last_look < LOOK_SEC:
             return []
         self.last_look = time.monotonic()
+        self._send_rest()
         # a learner looks for commands all the time, so its waits count
         has_mail = [component.role == "learner" or not component.inbox.empty() or self._is_stopped(index)
                     for index, component in enumerate(self.components)]
-        return [Failure(hung.index, f"{self.components[hung.index].name} hangs: no sign of life for "
-                        f"{hung.seconds:.0f} s{f', in {hung.doing!r}' if hung.doing else ''} (--{hung.setting})")
-                for hung in self.watch.look(self.buffers.pulses.numpy(), has_mail)]
+        found = [Failure(hung.index, f"{self.components[hung.index].name} hangs: no sign of life for "
+                         f"{hung.seconds:.0f} s{f', in {hung.doing!r}' if hung.doing else ''} (--{hung.setting})",
+                         seconds=hung.seconds) for hung in self.watch.look(self.buffers.pulses.numpy(), has_mail)]
+        if self.watch.seconds_still > 2 * self.cfg.stall_timeout_sec and self.sampling and not found:
+            found = self._find_batcher()
+        return found
+
+    def _find_batcher(self) -> list[Failure]:
+        """Blame learners that take no trajectories, though all wait: their batchers, threads beside the main one, hang.
+
+        Raises `ComponentError` if there are none.
+        """
+        seconds = self.watch.seconds_still
+        self.watch.seconds_still = 0.0
+        inboxes = [policy.trajectories_done for policy in self.buffers.policies]
+        found = [Failure(index, f"{component.name} hangs: it has taken no trajectories for {seconds:.0f} s "
+                         "(--stall_timeout_sec)", seconds=seconds) for index, component in enumerate(self.components)
+                 if component.role == "learner" and not inboxes[component.number].empty()]
+        if not found:
+            raise ComponentError(f"nobody has done anything for {seconds:.0f} s: all wait for one another")
+        return found
 
     def _is_stopped(self, index: int) -> bool:
         """Tell whether a process was stopped: it does not wait, though it may look as if (the inbox may be shared)."""
@@ -80,20 +104,21 @@ class Recovery:
 
     def handle(self, failure: Failure) -> Component:
         """Replace a component; return it. Raises `ComponentError` when that is not allowed."""
-        component, now = self.components[failure.index], time.monotonic()
+        component = self.components[failure.index]
         self.crew.end(failure.index)
-        while self.times and now - self.times[0] > self.cfg.restart_window_sec:
-            self.times.popleft()
-        if not self.times:
-            self.first = failure
-        self.times.append(now)
+        self.seconds_hung += failure.seconds
+        now = time.monotonic() - self.seconds_hung
+        self.failures.append((now, failure))
+        while now - self.failures[0][0] > self.cfg.restart_window_sec:
+            self.failures.popleft()
         several_learners = component.role == "learner" and len(self.cfg.learners) > 1
-        if this_rank().world_size > 1 or several_learners or (failure.traceback and component.role != "rollout_worker"):
+        comes_again = failure.traceback and component.role in ("learner", "policy_worker")
+        if this_rank().world_size > 1 or several_learners or comes_again:
             raise ComponentError(failure.describe())
-        if len(self.times) > self.cfg.max_restarts:
-            raise ComponentError(self.first.describe())
+        if len(self.failures) > self.cfg.max_restarts:
+            raise ComponentError(self.failures[0][1].describe())
         self.count += 1
-        self.log(f"{failure.why}; it is replaced ({len(self.times)} of at most {self.cfg.max_restarts} in "
+        self.log(f"{failure.why}; it is replaced ({len(self.failures)} of at most {self.cfg.max_restarts} in "
                  f"{self.cfg.restart_window_sec:.0f} s)")
         if failure.traceback:
             self.log(failure.traceback, to_console=False)
@@ -127,15 +152,16 @@ class Recovery:
         buffers.replacements[worker] += 1
         for policy, slots in zip(buffers.policies, buffers.slots_of_worker(worker), strict=True):
             handed_in = [slot for slot in slots if buffers.slot_place[slot] == HANDED_IN]
-            policy.trajectories_done.put((SLOTS, *handed_in))
+            self._send(policy.trajectories_done, (SLOTS, *handed_in))
         self._wait_for_writers()
-        buffers.worker_inboxes[worker].put((RESUME if self.sampling else PAUSE, 0))
+        self._send(buffers.worker_inboxes[worker], (RESUME if self.sampling else PAUSE, 0))
 
     def _wait_for_writers(self) -> None:
         """Wait until no policy worker is still writing what the worker that is gone had asked for; end who is late."""
         deadline, pulses, late = time.monotonic() + PATIENCE_SEC, self.buffers.pulses, []
+        # who has not begun will look into the tables later
         writers = {index: int(pulses[index, WAITS]) for index, component in enumerate(self.components)
-                   if component.role == "policy_worker"}
+                   if component.role == "policy_worker" and pulses[index, COUNT] > 0}
         for index, before in writers.items():
             while not is_waiting(self.components[index].make.SPANS, pulses[index]) and pulses[index, WAITS] == before:
                 if time.monotonic() > deadline:
@@ -143,6 +169,8 @@ class Recovery:
                     break
                 time.sleep(0.001)
         for component in {component.number: component for component in late}.values():
+            self.count += 1
+            self.log(f"{component.name} has not answered for {PATIENCE_SEC:.0f} s; it is replaced too")
             self._replace(component)
 
     def _ask_again(self, policy: int) -> None:
@@ -157,9 +185,9 @@ class Recovery:
         # first noted, then drained: who asks meanwhile is among the drained ones, or will be there once
         drained = [split for kind, split in self._drain(requests) if kind == SPLIT]
         for split in dict.fromkeys([*pending, *drained]):
-            requests.put((SPLIT, split))
+            self._send(requests, (SPLIT, split))
         for split in answered:
-            buffers.worker_inboxes[buffers.worker_of_split(split)].put((SPLIT, split))
+            self._send(buffers.worker_inboxes[buffers.worker_of_split(split)], (SPLIT, split))
 
     def _drain(self, inbox: Inbox) -> list[Message]:
         """Take all messages out of an inbox whose readers are gone."""
@@ -175,6 +203,7 @@ class Recovery:
         """
         buffers, own = self.buffers, self.buffers.policies[policy]
         buffers.learners_replaced[policy] += 1
+        remove_unfinished(policy_dir(self.cfg.run_dir, policy))
         for inbox in (own.trajectories_done, *own.commands):
             self._drain(inbox)
         places = buffers.slot_place[own.first_slot : own.first_slot + buffers.num_slots]
@@ -182,6 +211,16 @@ class Recovery:
         places[places == TAKEN] = WITH_WORKER if was_trained_on else HANDED_IN
         for slot, place in enumerate(places.tolist(), own.first_slot):
             if place == HANDED_IN:
-                own.trajectories_done.put((SLOTS, slot))
+                self._send(own.trajectories_done, (SLOTS, slot))
             else:
-                buffers.worker_inboxes[buffers.worker_of_slot(slot)].put((SLOTS, slot))
+                self._send(buffers.worker_inboxes[buffers.worker_of_slot(slot)], (SLOTS, slot))
+
+    def _send(self, inbox: Inbox, message: Message) -> None:
+        """Send a message as soon as there is room: who should read may hang."""
+        self.unsent.append((inbox, message))
+        self._send_rest()
+
+    def _send_rest(self) -> None:
+        while self.unsent and self.unsent[0][0].has_room(self.unsent[0][1]):
+            inbox, message = self.unsent.popleft()
+            inbox.put(message)

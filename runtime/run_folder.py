@@ -13,6 +13,7 @@ from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_trusted
 from runtime.files import load_saved, write_atomically
+from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
 
 
@@ -71,12 +72,14 @@ def make_folders(cfg: Config) -> None:
         checkpoint.policy_dir(cfg.run_dir, policy).mkdir(parents=True, exist_ok=True)
 
 
-def mend_run_dir(cfg: Config) -> None:
-    """Make the folder of a run that goes on anew, if it has gone away and that can be done."""
+def mend_run_dir(cfg: Config, start: int) -> None:
+    """Make the folder of a run that goes on anew, or what has gone away of it, if that can be done."""
     with contextlib.suppress(OSError):
         make_folders(cfg)
         if not (cfg.run_dir / "config.json").exists():
             cfg.save(cfg.run_dir / "config.json")
+        if not (cfg.run_dir / "starts.json").exists():
+            write_atomically(cfg.run_dir / "starts.json", f"{start % MAX_STARTS + 1}\n")
 
 
 def count_start(run_dir: Path) -> int:
@@ -87,10 +90,12 @@ def count_start(run_dir: Path) -> int:
     path = run_dir / "starts.json"
     try:
         start = int(path.read_text())
+        if not 0 <= start < MAX_STARTS:
+            raise ValueError
     except FileNotFoundError:
         start = 0
     except ValueError as error:
-        raise UserError(f"{path} is damaged; write into it how often the run was started") from error
+        raise UserError(f"{path} is damaged; write into it how often the run was started, a number") from error
     write_atomically(path, f"{start + 1}\n")
     return start
 

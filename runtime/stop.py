@@ -76,4 +76,17 @@ class StopRequest:
             raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Undo what foreign code does to the handlers of these signals: an environment may install its own."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # no other thread may, the foreign code neither
+            for number, handler in before.items():
+                if handler is not None:
+                    signal.signal(number, handler)  # also where only C knows of another one
+
+
 STOP_SIGNAL = StopRequest()  # signals are of the whole process

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,11 +25,11 @@ class TrainingState:
     """The state of the training of one policy."""
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, model: torch.nn.Module,
-                 optimizer: torch.optim.Optimizer, report: Callable[[tuple], None], resume_from: Path | None,
-                 is_first: bool = True) -> None:
+                 optimizer: torch.optim.Optimizer, report: Callable[[tuple], None],
+                 saved: dict[str, Any] | None, is_first: bool = True) -> None:
         """Begin with the published weights and, when resuming, the rest of a checkpoint.
 
-        is_first: of several learners of one policy the first one keeps the files and the snapshots.
+        saved: what that holds. is_first: of several learners of a policy the first one keeps files and snapshots.
         """
         self.cfg, self.buffers, self.policy, self.report = cfg, buffers, policy, report
         self.model, self.optimizer = model, optimizer
@@ -47,12 +46,12 @@ class TrainingState:
         self.place_in_population: dict[str, Any] = {}  # what the weights were learned with, saved beside them
         if cfg.with_pbt:
             self.configure()
-        if resume_from is not None:
-            self.load_state_dict(checkpoint.load_checkpoint(resume_from))
+        if saved is not None:
+            self.load_state_dict(saved)
         if buffers.learners_replaced[policy]:  # this one takes the place of another, whose last weights were published
             self.sgd_steps = max(self.sgd_steps, self.weights.version)
             self.decisions_trained = max(self.decisions_trained, int(buffers.decisions_trained[policy]))
-        elif resume_from is None and is_first:  # of a run that ended before it could be resumed
+        elif saved is None and is_first:  # of a run that ended before it could be resumed
             checkpoint.prune_checkpoints(self.folder, 0, "snapshot")
             (self.folder / checkpoint.BEST).unlink(missing_ok=True)
         # in decisions of the policy; the first opponent of a new run is its beginning, a resumed run has some already

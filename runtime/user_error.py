@@ -1,12 +1,19 @@
-"""What the user can mend, said in one line."""
+"""What the user can mend, said in one line, and what has failed."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+ENVS = Path(__file__).parent.parent / "envs"
 
 
 class UserError(Exception):
     """Something the user can mend: shown as one line, exit status 2, never a traceback."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())  # what was typed may hold anything
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:
@@ -17,3 +24,13 @@ def nearest(word: Any, known: Iterable[str]) -> str:
 
 class ComponentError(RuntimeError):
     """A component failed; the text names it and holds its traceback."""
+
+
+class EnvironmentFailure(ComponentError):
+    """An environment raised an error or returned numbers that cannot be learned from."""
+
+    def where(self) -> str:
+        """Return the part of the traceback that lies in the environment's own code; "": nothing was raised there."""
+        frames = traceback.extract_tb(self.__cause__.__traceback__) if self.__cause__ else []
+        ours = [number for number, frame in enumerate(frames) if ENVS in Path(frame.filename).parents]
+        return "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else []))

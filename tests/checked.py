@@ -1,5 +1,14 @@
-"""An environment whose every number tells where it comes from, and an algorithm that checks all that it learns from."""
+"""An environment whose every number tells where it comes from, and an algorithm that checks all that it learns from.
 
+The environment misbehaves as a file named `fault` says. Used by the tests and by `tools/chaos.py`.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -9,8 +18,24 @@ from torch import Tensor, nn
 
 from appo import AsyncPPO
 
-LONGEST = 30
+LONGEST = 30  # steps of an episode
+FAULT = Path("fault")  # what one environment shall do; then it is called fault.<number of its process>
 WRONG = "a transition is put together wrongly"
+
+
+def misbehave() -> None:
+    """Do what the file says, in the process that takes it first."""
+    taken = FAULT.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        what = FAULT.read_text()
+        FAULT.rename(taken)
+        if what == "raise":
+            raise ValueError("the wheel came off")
+        if what == "leave":
+            os._exit(3)
+        if what == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        ctypes.PyDLL(None).sleep(10_000) if what == "hold the interpreter's lock" else time.sleep(10_000)
 
 
 class Telling(gym.Env):
@@ -21,6 +46,7 @@ class Telling(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
+        misbehave()
         self.episode, self.t = float(self.np_random.integers(1, 2**20)), 0
         self.length = int(self.np_random.integers(1, LONGEST))
         return self.observe(-1), {}

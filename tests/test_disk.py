@@ -169,13 +169,19 @@ def test_training_goes_on_while_nothing_can_be_written(tmp_path: Path, capsys: p
     assert [scalar.step for scalar in board.Scalars("train/loss")] == steps
 
 
-def test_a_folder_that_is_removed_is_made_anew_and_can_be_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["run", "run/checkpoints", "run/config.json", "run/starts.json"])
+@pytest.mark.parametrize("trains_on", [False, True])
+def test_what_is_removed_is_made_anew_and_can_be_resumed(tmp_path: Path, what: str, *, trains_on: bool) -> None:
     with make(tmp_path) as appo:
         appo.train(200)
-        (tmp_path / "run").rename(tmp_path / "gone")
-        appo.train(200)
     with make(tmp_path) as appo:
-        assert appo.env_steps >= 400
+        appo.train(200)
+        (tmp_path / what).rename(tmp_path / "gone")
+        if trains_on:
+            appo.train(200)
+    with make(tmp_path) as appo:
+        assert appo.env_steps >= 400 + 200 * trains_on
+        assert appo.buffers.start == 2
 
 
 SPOILS = """

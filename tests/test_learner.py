@@ -806,6 +806,16 @@ def test_slots_that_come_together_may_fill_one_dataset_and_begin_the_next() -> N
     assert drain(rig.buffers.worker_inboxes[0]) == [(SLOTS, 0, 1, 2, 3, 0, 1)]
 
 
+def test_a_trajectory_is_taken_once_though_its_message_comes_twice() -> None:
+    rig = Rig()
+    rig.act([0, 1, 2, 3])
+    rig.buffers.slot_place[:] = HANDED_IN
+    for message in ((SLOTS, 0, 1), (SLOTS, 2), (SLOTS, 0, 1)):
+        rig.shared.trajectories_done.put(message)
+    rig.feed.turn()
+    assert rig.feed.filling.slots == [0, 1, 2]
+
+
 def test_the_batcher_waits_with_a_full_batch_until_training_gives_it_the_next() -> None:
     """The bound on memory and lag: what is not collected stays in its slots."""
     rig = Rig(serial_mode=False)

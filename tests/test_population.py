@@ -654,7 +654,8 @@ def test_reports_after_the_checkpoint_and_broken_ones_are_cut_out(tmp_path: Path
 def make_records(tmp_path: Path, num_policies: int = 3, resumed: bool = False) -> Records:
     cfg = make_config({"env": "tiny", "train_dir": str(tmp_path), "num_policies": num_policies})
     cfg.run_dir.mkdir(exist_ok=True)
-    buffers = SimpleNamespace(best_score=torch.full((num_policies,), -math.inf), best_sort=torch.zeros(num_policies))
+    buffers = SimpleNamespace(best_score=torch.full((num_policies,), -math.inf), best_sort=torch.zeros(num_policies),
+                              start=0)
     return Records(cfg, buffers, resumed_at=100 if resumed else None, sgd_steps=[9 * resumed] * num_policies)
 
 

@@ -258,7 +258,7 @@ def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tm
     assert outcome.status == 1, outcome
     lines = outcome.err.strip().splitlines()
     assert lines[0] == "train.py: rollout_worker_0 failed"
-    assert re.fullmatch(r"envs\.vector_env\.EnvironmentFailure: breaking_env:Breaks, seed \d+, step \d+: "
+    assert re.fullmatch(r"runtime\.user_error\.EnvironmentFailure: breaking_env:Breaks, seed \d+, step \d+: "
                         r"step\(\) raised ValueError: the wheel came off", lines[-1])
     assert lines.count("ValueError: the wheel came off") == 1
     assert outcome.err.count("Traceback") == 2, "the environment's own error, then which environment it was"

@@ -1,0 +1,143 @@
+"""Whatever environments do, a run can be stopped, and nothing of it is left when it was killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from test_train import ENDLESS, SMALL, newest_state, read_summary, run_train, wait_until
+
+from runtime import guard
+
+STUBBORN = '''
+import ctypes
+import multiprocessing
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Handles(CartPoleEnv):
+    """Installs signal handlers of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+
+
+class Starts(CartPoleEnv):
+    """Starts processes: a program that outlives it, and a child of multiprocessing."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.pipe, other = multiprocessing.Pipe()
+        self.child = multiprocessing.get_context("fork").Process(target=self.answer, args=(other,))
+        self.child.start()
+        self.pipe.send(1)
+        assert self.pipe.recv() == 2
+        self.program = subprocess.Popen(["sleep", "1000"])
+
+    @staticmethod
+    def answer(pipe):
+        pipe.send(pipe.recv() + 1)
+        time.sleep(1000)
+
+    def close(self):
+        self.child.kill()
+        self.program.kill()
+
+
+class Holds(Starts):
+    """Keeps the interpreter's lock for ever, in the third episode."""
+    resets = 0
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        if self.resets > 3:
+            Path("holds").touch()
+            ctypes.PyDLL(None).sleep(1000)
+        return super().reset(**kwargs)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    return tmp_path
+
+
+def temporary_folders() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).glob("pymp-*")}
+
+
+@pytest.mark.parametrize("env", ["Handles", "Starts"])
+def test_a_run_of_stubborn_environments_is_stopped_in_order(folder: Path, env: str) -> None:
+    outcome = run_train(folder, f"--env=stubborn:{env}", *SMALL[1:], *ENDLESS,
+                        disturb=lambda process: process.send_signal(signal.SIGTERM))
+    assert (outcome.status, outcome.err) == (0, "")
+    assert newest_state(folder / "first")["sgd_steps"] == read_summary(folder / "first")["sgd_steps"] > 0
+
+
+@pytest.mark.parametrize("whole_tree", [False, True])
+def test_nothing_is_left_of_a_run_that_was_killed(folder: Path, whole_tree: bool) -> None:
+    """Not even of environments that hold the interpreter's lock and have started programs."""
+    before = temporary_folders()
+
+    def kill(process: subprocess.Popen) -> None:
+        wait_until((folder / "holds").exists, "no environment holds the lock")
+        tree = psutil.Process(process.pid).children(recursive=True)
+        assert temporary_folders() - before
+        assert len([child for child in tree if child.name() == "sleep"]) >= 4
+        process.kill()
+        for child in tree if whole_tree else ():
+            child.kill()
+
+    outcome = run_train(folder, "--env=stubborn:Holds", *SMALL[1:], *ENDLESS, disturb=kill, at_once=True)
+    assert outcome.status == -signal.SIGKILL
+    wait_until(lambda: not temporary_folders() - before, "temporary folders are left")
+
+
+@pytest.mark.parametrize("which", ["SIGKILL", "SIGSTOP"])
+def test_a_server_that_dies_or_is_stopped_does_not_hold_up_the_end(tmp_path: Path, which: str) -> None:
+    """All components die with the server that they are forked from; a stopped one cannot tell of their ends."""
+    def disturb(process: subprocess.Popen) -> None:
+        server = next(child for child in psutil.Process(process.pid).children() if child.children())
+        server.send_signal(getattr(signal, which))
+        if which == "SIGKILL":
+            wait_until(lambda: read_summary(tmp_path / "first").get("num_replaced", 0) > 0, "nothing is replaced")
+        steps = read_summary(tmp_path / "first")["sgd_steps"]
+        wait_until(lambda: read_summary(tmp_path / "first")["sgd_steps"] > steps + 50, "it does not go on")
+        process.send_signal(signal.SIGTERM)
+
+    outcome = run_train(tmp_path, *SMALL, *ENDLESS, disturb=disturb)
+    assert (outcome.status, outcome.err) == (0, "")
+
+
+def test_the_guard_ends_groups_and_removes_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "of the run"
+    folder.mkdir()
+    script = (f"import sys, time; sys.path.append({os.path.dirname(os.path.dirname(guard.__file__))!r})\n"
+              "from runtime.guard import GUARD\n"
+              f"GUARD.watch({str(folder)!r})\n"
+              "for process in map(int, sys.argv[1:]): GUARD.watch(process)\n"
+              "GUARD.forget(int(sys.argv[2]))\n")
+    processes = [subprocess.Popen(["sleep", "1000"], process_group=0) for _ in range(2)]
+    try:
+        subprocess.run([sys.executable, "-c", script, *[str(process.pid) for process in processes]], check=True)
+        assert processes[0].wait(20) == -signal.SIGKILL
+        wait_until(lambda: not folder.exists(), "the folder is left")
+        time.sleep(0.1)
+        assert processes[1].poll() is None, "it was to be forgotten"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,0 +1,191 @@
+"""Whatever is typed, lies in a run's folder or comes from an environment: one line or a run, no traceback of ours.
+
+Hypothesis draws the input, and shrinks what fails to something small.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import string
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import random_envs
+from gymnasium import spaces
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+import evaluate
+import train
+from config import Config
+from runtime.checkpoint import find_checkpoint
+from tools import plot
+
+TINY = ["--env=CartPole-v1", "--experiment=run", "--serial_mode", "--device=cpu", "--num_workers=1",
+        "--num_envs_per_worker=2", "--rollout=4", "--batch_size=8", "--num_epochs=1", "--num_batches_per_epoch=1",
+        "--encoder_mlp_layers=8", "--train_for_env_steps=24", "--train_for_seconds=2"]
+FEW = settings(max_examples=int(os.environ.get("EXAMPLES", "25")), deadline=None,
+               suppress_health_check=list(HealthCheck))
+
+
+def call(main: Callable[[list[str]], int], *argv: str) -> tuple[int, str, str]:
+    """Call a command in this process; return its status, its output and its errors."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = main(list(argv))
+        except SystemExit as end:  # --help
+            status = int(end.code or 0)
+    return status, out.getvalue(), err.getvalue()
+
+
+def check(status: int, err: str) -> None:
+    """Check that a command has worked, or has said in one line what to do."""
+    event(f"status {status}")  # how many work is told by --hypothesis-show-statistics
+    assert status in (0, 2), err
+    assert "Traceback" not in err
+    if status == 2:
+        assert len(err.splitlines()) == 1, err
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    yield
+    os.chdir(before)
+
+
+# ---- the command line --------------------------------------------------------------------------------------------
+
+NUMBERS = st.one_of(st.integers(-3, 20), st.integers(), st.floats(-2, 2), st.floats())
+WORDS = st.text(string.printable, max_size=8)
+VALUES = st.one_of(NUMBERS.map(str), WORDS, st.sampled_from(["True", "False", "inf", "nan", "1e3", "none", "cpu", ""]))
+# these would write elsewhere, or do what takes long by intent
+LEFT_OUT = {"train_dir", "experiment", "serial_mode", "decorrelate_experience_max_seconds", "env", "trace_sec"}
+
+
+@FEW
+@given(st.lists(st.tuples(st.sampled_from(sorted(Config.__dataclass_fields__.keys() - LEFT_OUT)),
+                          st.lists(VALUES, min_size=1, max_size=2)), max_size=3))
+def test_a_random_command_line_trains_or_is_refused_in_one_line(flags: list[tuple[str, list[str]]]) -> None:
+    shutil.rmtree("train_dir", ignore_errors=True)
+    argv = [word for name, values in flags for word in (f"--{name}", *values)]
+    status, _, err = call(train.main, *TINY, *argv)
+    check(status, err)
+
+
+@FEW
+@given(st.lists(st.one_of(VALUES, st.builds("--{}={}".format, WORDS, VALUES)), max_size=4))
+def test_random_words_are_refused_in_one_line(words: list[str]) -> None:
+    shutil.rmtree("train_dir", ignore_errors=True)
+    for main in (train.main, evaluate.main):
+        status, _, err = call(main, *(TINY if main is train.main else TINY[:2]), *words)
+        check(status, err)
+
+
+# ---- a run's folder ----------------------------------------------------------------------------------------------
+
+JSON = st.recursive(st.none() | st.booleans() | NUMBERS | WORDS,
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=6)
+FILES = ("config.json", "summary.json", "starts.json", "metrics.jsonl", "population.jsonl", "policy_00_cfg.json",
+         "policy_00_reward_shaping.json")
+POPULATION = ["--num_policies=2", "--with_pbt", "--pbt_period_env_steps=8", "--pbt_start_mutation=8"]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that holds a run of a population."""
+    folder = tmp_path_factory.mktemp("population")
+    status, _, err = call(train.main, *TINY, *POPULATION, f"--train_dir={folder}")
+    assert (status, err) == (0, "")
+    return folder
+
+
+@st.composite
+def spoilt(draw: Callable[[Any], Any], text: str) -> str:
+    """Draw what may lie in the place of a file: other JSON, the same with other values, a part of it, or anything."""
+    what = draw(st.sampled_from(["json", "value", "value", "part", "text"]))
+    if what == "value":
+        lines = text.splitlines()
+        for parts in ([text], lines):
+            place = draw(st.integers(0, len(parts) - 1))
+            with contextlib.suppress(ValueError):
+                if isinstance(data := json.loads(parts[place]), dict) and data:
+                    name = draw(st.sampled_from(sorted(data)))
+                    parts[place] = json.dumps(data | {name: draw(JSON)})
+                    return "\n".join([*parts, ""])
+    if what == "part":
+        return text[: draw(st.integers(0, len(text)))]
+    return json.dumps(draw(JSON)) if what == "json" else draw(st.text())
+
+
+@FEW
+@given(st.data())
+def test_a_random_file_in_a_run_folder_is_survived_or_refused_in_one_line(run_folder: Path, data: Any) -> None:
+    shutil.rmtree("train_dir", ignore_errors=True)
+    shutil.copytree(run_folder, "train_dir")
+    path = Path("train_dir", "run", data.draw(st.sampled_from(FILES)))
+    path.write_text(data.draw(spoilt(path.read_text() if path.exists() else "{}")), errors="surrogateescape")
+    checkpoint = find_checkpoint(Path("train_dir", "run")).read_bytes()
+    for main, *argv in ((plot.main, "train_dir/run", "curve.png"),
+                        (plot.main, "train_dir/run", "p.png", "--population"),
+                        (evaluate.main, *TINY[:2], "--episodes=1", "--device=cpu"),
+                        (train.main, "--env=CartPole-v1", "--experiment=run", "--train_for_env_steps=48",
+                         "--train_for_seconds=4")):
+        status, _, err = call(main, *argv)
+        check(status, err)
+        if status:
+            assert checkpoint == find_checkpoint(Path("train_dir", "run")).read_bytes(), "what was learned is lost"
+
+
+# ---- environments ------------------------------------------------------------------------------------------------
+
+DTYPES = st.sampled_from([np.uint8, np.int8, np.int32, np.int64, np.float16, np.float32, np.float64, np.bool_])
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+@st.composite
+def boxes(draw: Callable[[Any], Any]) -> spaces.Box:
+    """Draw a Box, perhaps without bounds."""
+    dtype = draw(DTYPES)
+    bounds = [(0, 1), (0, 1)] if dtype == np.bool_ else [(0, 1), (0, 100)]
+    if np.dtype(dtype).kind == "f":
+        bounds += [(-np.inf, np.inf), (-1, np.inf), (-1e4, 1e4)]
+    low, high = draw(st.sampled_from(bounds))
+    return spaces.Box(low, high, draw(SHAPES), dtype)
+
+
+LEAVES = st.one_of(
+    boxes(), st.builds(spaces.Discrete, st.integers(1, 5), start=st.integers(-3, 3)),
+    st.builds(spaces.MultiBinary, st.integers(1, 4)),
+    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 4), min_size=1, max_size=3)),
+    st.builds(spaces.Text, st.integers(1, 3)))
+SPACES = st.recursive(LEAVES, lambda inner: st.one_of(
+    st.lists(inner, max_size=3).map(spaces.Tuple),
+    st.dictionaries(st.sampled_from(["obs", "a", "b c", "action_mask"]), inner, max_size=3).map(spaces.Dict)),
+    max_leaves=4)
+REWARDS = st.one_of(st.integers(-3, 3), st.floats(), st.booleans(), st.none(), WORDS,
+                    st.sampled_from([np.float32(1), np.array(1.0), np.array([1.0]), np.array([1.0, 2.0])]))
+ENDS = st.sampled_from([True, np.True_, 1, None, "yes", np.array([True])])
+INFOS = st.sampled_from([{}, {"action_mask": np.ones(3, np.int8)}, {"action_mask": None}, {"true_objective": 2.0},
+                         {"true_objective": "x"}, {"is_active": False}, {"_x": object()}])
+
+
+@FEW
+@given(SPACES, SPACES, REWARDS, ENDS, INFOS)
+def test_a_random_environment_is_learned_or_refused(obs: Any, action: Any, reward: Any, ends: Any, info: Any) -> None:
+    shutil.rmtree("train_dir", ignore_errors=True)
+    random_envs.observation_space, random_envs.action_space = obs, action
+    random_envs.reward, random_envs.ends, random_envs.info = reward, ends, info
+    status, _, err = call(train.main, *TINY, "--env=random_envs:Current")
+    if status == 1:  # the environment is to blame
+        assert err.splitlines()[-1].startswith("train.py: random_envs:Current, seed "), err
+        assert "Traceback" not in err
+    else:
+        check(status, err)

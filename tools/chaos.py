@@ -54,13 +54,19 @@ class Chaos:
             folder = self.folder / f"{self.seed}-{number}"
             shutil.rmtree(folder, ignore_errors=True)
             goes_on = self.run_once(folder, mode, until, num_faults)
-            kill_tree(self.job, self.rng)
+            self.clean_up()
             if goes_on:
                 shutil.rmtree(folder)
 
     def start(self, folder: Path, mode: str) -> Job:
         self.job = Job(folder, mode, self.rng.randrange(2**31))
         return self.job
+
+    def clean_up(self) -> None:
+        """End the newest job, whatever its state."""
+        if self.job is not None:
+            kill_tree(self.job, self.rng)
+            shutil.rmtree(self.job.temporary, ignore_errors=True)
 
     def run_once(self, folder: Path, mode: str, until: float, num_faults: float) -> bool:
         """Do some faults to one run, resuming it in between; tell whether all went well."""
@@ -172,8 +178,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         chaos.run(time.monotonic() + args.hours * 3600, args.faults)
     finally:
-        if chaos.job is not None:
-            kill_tree(chaos.job, chaos.rng)
+        chaos.clean_up()
     rows = read_lines(args.folder / "faults.jsonl")
     print(describe(rows))
     return int(not all(row["ok"] for row in rows[len(rows) - chaos.count :]))

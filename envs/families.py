@@ -31,11 +31,11 @@ from gymnasium.vector.utils import batch_space
 from config import Config, algorithm_class
 from envs.flat_spaces import is_channels_last
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
-from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
+from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe, naming_failures
 from runtime.machine import automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
-from runtime.user_error import UserError
+from runtime.user_error import EnvironmentFailure, UserError
 
 # ---- families and their profiles ---------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class OneSeed(gym.vector.VectorWrapper):
 def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Make `num_envs` environments of `cfg.env`; with a render mode, ones that can be looked at (slower).
 
-    Raises `UserError` with the install command when a package is missing.
+    Raises `UserError` with the install command when a package is missing, `EnvironmentFailure` for what they raise.
     """
     spec, kind = find_spec(cfg.env), family(cfg.env)
     if cfg.env_frameskip != 1 and kind not in ("atari", "vizdoom"):
@@ -226,6 +226,10 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     except ModuleNotFoundError as error:
         raise UserError(f"--env={cfg.env}: module {error.name} is missing; "
                         f"pip install {PACKAGES.get(error.name, error.name)}") from error
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailure(f"--env={cfg.env} cannot be made: {type(error).__name__}: {error}") from error
     env.max_reward = float(np.finfo(np.float32).max) if math.isfinite(cfg.reward_clip) else LARGEST / cfg.reward_scale
     return env
 
@@ -400,14 +404,15 @@ def atari_env(cfg: Config, spec: EnvSpec, render_mode: str | None, noop_max: int
                                              spaces.Box(0, 255, (*height_width, cfg.env_framestack), np.uint8))
 
 
-def probe(cfg: Config, *, must_play_ahead: bool = False) -> EnvInfo:
+def probe(cfg: Config, must_play_ahead: bool = False) -> EnvInfo:
     """Make and reset one environment to learn about it (an action mask may only show in the info of a reset).
 
     Raises `UserError` when decorrelated starts were asked for (not only the family's default) and cannot be.
     """
-    env = make_vector_env(cfg, 1)
-    env.reset([derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)])
-    env.close()
+    env, seed = make_vector_env(cfg, 1), derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)
+    env.reset([seed])
+    with naming_failures(cfg.env, seed, 0, "close"):
+        env.close()
     if must_play_ahead and not env.plays_ahead:
         raise UserError(f"--decorrelate_experience_max_seconds: the environments of {cfg.env} are stepped together, in "
                         "C++ or NumPy, and cannot begin apart; leave it at 0")

@@ -364,6 +364,8 @@ class Guard(gym.Wrapper):
     def _call(self, what: str, function: Callable[[], tuple]) -> tuple:
         with naming_failures(self._name, self._first_seed, self._num_steps, what):
             *rest, info = function()
+            if not isinstance(info, Mapping):
+                raise TypeError(f"it returned no dict of infos at last, but {str(info)[:100]}")
             passed: dict[str, Any] = {}
             if (mask := info.get(ACTION_MASK)) is not None:
                 passed[ACTION_MASK] = flatten_mask(mask)
@@ -408,6 +410,6 @@ def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> A
         yield
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentFailure(f"{name}, seed {seed}, step {num_steps}: {what}() raised {type(error).__name__}: "
                                  f"{error}") from error

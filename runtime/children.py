@@ -24,9 +24,9 @@ MAX_FOLDER = 107 - len("/listener-12345678")  # bytes of the name of a socket
 def start_server() -> ForkServerContext:
     """Start the server, in the background, unless it runs already; return the context that forks from it.
 
-    It and the children block SIGINT, SIGTERM and SIGHUP: Ctrl-C, `timeout`, service managers and closing terminals send
-    them to the whole group, but it is the supervisor that stops the children, in order. The server ends with this
-    process.
+    It blocks SIGINT, SIGTERM and SIGHUP, and so do the children at first: Ctrl-C, `timeout`, service managers and
+    closing terminals send them to the whole group, but it is the supervisor that stops the children, in order. The
+    server ends with this process.
     """
     take_share_of_cores()
     allow_descriptors(4096)  # more than any run needs, which is checked in `memory.py`

@@ -30,6 +30,7 @@ from runtime.console import forgive
 from runtime.guard import GUARD
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
+from runtime.stop import leave_stopping_to_the_supervisor
 from runtime.user_error import ComponentError, UserError
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # of Linux's prctl
@@ -132,17 +133,7 @@ class Processes:
                                     args=(component, pipe, self.seeds[index], self.trace))
 
     def _start_process(self, index: int) -> None:
-        for attempt in range(START_ATTEMPTS):
-            start_server()  # unless it runs already
-            wake_server()
-            try:
-                self.processes[index].start()
-                break
-            except (OSError, EOFError) as error:  # it, or the server, was killed meanwhile
-                if attempt == START_ATTEMPTS - 1:
-                    raise ComponentError(f"{self.components[index].name} could not be started: {error}") from error
-                time.sleep(0.1)
-        GUARD.watch(self.processes[index].pid)
+        start_process(self.processes[index], self.components[index].name)
         self.pipe_of[index].writer.close()  # now the child holds the only writing end
 
     def end(self, index: int) -> None:
@@ -175,7 +166,7 @@ class Processes:
             except (EOFError, OSError):
                 del self.pipes[reader]
                 if not expect_death:
-                    report(("died", index, self._obituary(index), ""))
+                    report(("died", index, describe_end(self.components[index].name, self.processes[index]), ""))
                 continue
             for kind, *content in reports:
                 if kind == "error":
@@ -187,16 +178,6 @@ class Processes:
                     self.spans[content[0]] = content[1]
                 else:
                     report((kind, *([index] if kind == "ready" else content)))
-
-    def _obituary(self, index: int) -> str:
-        process, name = self.processes[index], self.components[index].name
-        wake_server()  # which knows how it has ended
-        process.join(5)
-        code = process.exitcode
-        if code is None or code >= 0:
-            return f"{name} left with status {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"{name} was killed by {signal.Signals(-code).name}{hint}"
 
     def whole(self, role: str) -> set[int]:
         """Return the numbers in this role of which every process is there."""
@@ -264,6 +245,32 @@ class OneProcess:
         """Do nothing: there is no process."""
 
 
+def start_process(process: Any, name: str) -> None:
+    """Start a process that the server forks, and let the guard watch it. Raises `ComponentError`."""
+    for attempt in range(START_ATTEMPTS):
+        start_server()  # unless it runs already
+        wake_server()
+        try:
+            process.start()
+            break
+        except (OSError, EOFError) as error:  # it, or the server, was killed meanwhile
+            if attempt == START_ATTEMPTS - 1:
+                raise ComponentError(f"{name} could not be started: {error}") from error
+            time.sleep(0.1)
+    GUARD.watch(process.pid)
+
+
+def describe_end(name: str, process: Any) -> str:
+    """Tell how a process has ended."""
+    wake_server()  # which knows it
+    process.join(5)
+    code = process.exitcode
+    if code is None or code >= 0:
+        return f"{name} left with status {code}"
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"{name} was killed by {signal.Signals(-code).name}{hint}"
+
+
 def kill_all(processes: list[Any]) -> None:
     """End every process that was started, whatever its state, with all that it has started; wait for its end."""
     started, descriptors = [process for process in processes if process.pid is not None], []
@@ -293,8 +300,7 @@ def signal_all(processes: list[Any], number: int) -> None:
 
 def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
-    leave_with_parent(component.name)
-    forgive()
+    enter_child(component.name)
     os.nice(component.niceness)
     if component.core is not None:
         os.sched_setaffinity(0, {component.core})
@@ -322,6 +328,13 @@ def describe(error: BaseException) -> str:
     """Describe an error in one line."""
     lines = str(error).strip().splitlines()
     return type(error).__name__ + (f": {lines[-1]}" if lines else "")
+
+
+def enter_child(name: str) -> None:
+    """Begin in a child process: nothing that happens to the console or to the group of the supervisor ends it."""
+    leave_with_parent(name)
+    leave_stopping_to_the_supervisor()
+    forgive()
 
 
 def leave_with_parent(name: str) -> None:

@@ -13,6 +13,7 @@ from envs.families import probe
 from envs.vector_env import EnvInfo
 from pbt import assign_kinds
 from runtime import checkpoint, ranks
+from runtime.apart import call_apart
 from runtime.machine import choose_cores, choose_device
 from runtime.memory import (
     available_memory,
@@ -24,6 +25,7 @@ from runtime.memory import (
     estimate_memory,
     replay_bytes,
 )
+from runtime.pulse import START_SEC
 from runtime.seeding import NETWORK, derive_seed
 from runtime.training_state import check_optimizer, restore_weights
 from runtime.user_error import UserError
@@ -73,7 +75,9 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
                         "--device=cpu")
     available = available_memory(store_prefix)
     check_processes(cfg, available)
-    info = probe(cfg, must_play_ahead=given.get("decorrelate_experience_max_seconds", 0) > 0)
+    must_play_ahead = given.get("decorrelate_experience_max_seconds", 0) > 0
+    info = probe(cfg, must_play_ahead) if cfg.serial_mode else call_apart(
+        f"--env={cfg.env}", cfg.stall_timeout_sec + START_SEC, probe, cfg, must_play_ahead)
     if cfg.self_play_past_fraction and len(info.agents) < 2:
         raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
                         "agent")

@@ -4,6 +4,7 @@ Imports nothing slow: `train.py` watches from its first moment on.
 """
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -90,3 +91,28 @@ def handlers_kept() -> Iterator[None]:
 
 
 STOP_SIGNAL = StopRequest()  # signals are of the whole process
+
+
+def leave_stopping_to_the_supervisor() -> None:
+    """Let a component do nothing when one of these signals comes: it is the supervisor that stops it, in order.
+
+    What its environments start must not inherit that. Programs do not inherit handlers, as they would a blocked signal.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _forget() -> None:
+    """Let a process that was forked by hand end at these signals, as any other."""
+    for number in SIGNALS:
+        if signal.getsignal(number) in (_do_nothing, STOP_SIGNAL._handle):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -22,15 +22,22 @@ def nearest(word: Any, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-class ComponentError(RuntimeError):
+class ComponentError(Exception):
     """A component failed; the text names it and holds its traceback."""
 
 
 class EnvironmentFailure(ComponentError):
     """An environment raised an error or returned numbers that cannot be learned from."""
 
+    frames: str | None = None  # of one that comes from another process
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {"frames": self.where()}
+
     def where(self) -> str:
         """Return the part of the traceback that lies in the environment's own code; "": nothing was raised there."""
+        if self.frames is not None:
+            return self.frames
         frames = traceback.extract_tb(self.__cause__.__traceback__) if self.__cause__ else []
         ours = [number for number, frame in enumerate(frames) if ENVS in Path(frame.filename).parents]
         return "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else []))

@@ -5,6 +5,10 @@ step() and reset() since then. Other ones fail, or take their time, only in an e
 """
 
 import math
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -227,6 +231,69 @@ class GatedEvaluation(Steady):
             self.gate.with_suffix(".waiting").touch()
             time.sleep(0.01)
         return EPISODE_LENGTH
+
+
+# ---- making and closing them -----------------------------------------------------------------------------------------
+
+
+class MakingRaises(Steady):
+    def __init__(self) -> None:
+        raise KeyError("no such level")
+
+
+class MakingExits(Steady):
+    def __init__(self) -> None:
+        sys.exit("no licence")
+
+
+class MakingLeaves(Steady):
+    def __init__(self) -> None:
+        os._exit(3)
+
+
+class MakingCrashes(Steady):
+    def __init__(self) -> None:
+        self.program = subprocess.Popen(["sleep", "1000"])  # which keeps its pipes
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class MakingHangs(Steady):
+    def __init__(self) -> None:
+        time.sleep(1000)
+
+
+class SpaceOfThisProcess(Steady):
+    """Has a space that no other process can be told of."""
+
+    class Own(spaces.Box):
+        def __reduce__(self) -> Any:
+            raise TypeError("it stays here")
+
+    action_space = Own(-1, 1, (2,), np.float32)
+
+
+class StepExits(Steady):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        sys.exit(0)
+
+
+class StepStops(Steady):
+    """Raises what a generator may not raise."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return next(iter([]))
+
+
+class NoInfos(Steady):
+    """Resets as in the gym of old."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0]
+
+
+class ClosingRaises(Steady):
+    def close(self) -> None:
+        raise OSError("the lid is stuck")
 
 
 # ---- functions that make environments --------------------------------------------------------------------------------

@@ -385,7 +385,7 @@ def test_environment_may_require_a_render_mode(register: Any, entry_point: Any) 
 
 
 def test_another_missing_argument_is_named(register: Any) -> None:
-    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'obs_space'"):
+    with pytest.raises(EnvironmentFailure, match="missing 2 required positional arguments: 'obs_space'"):
         make(register(TinyEnv))
 
 

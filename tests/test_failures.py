@@ -19,9 +19,10 @@ from parts import learners
 import train
 from appo import APPO
 from config import make_config
-from envs.families import make_vector_env
+from envs.families import make_vector_env, probe
 from envs.vector_env import EnvironmentFailure, VectorEnv
-from runtime.user_error import UserError
+from runtime.apart import call_apart
+from runtime.user_error import ComponentError, UserError
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,
@@ -131,6 +132,47 @@ def assert_one_line(text: str, fragments: list[str]) -> None:
     assert text.count("\n") == (1 if text.endswith("\n") else 0), text
     for fragment in fragments:
         assert fragment in text, text
+
+
+# ---- making, leaving and closing -------------------------------------------------------------------------------------
+
+
+ALONE = ("MakingLeaves", "MakingCrashes")  # would end the tests, too
+
+
+@pytest.mark.parametrize("mode", ["--serial_mode", "--async_rl"])
+@pytest.mark.parametrize(("name", "line"), [
+    ("MakingRaises", "--env=failing_envs:MakingRaises cannot be made: KeyError: 'no such level'"),
+    ("MakingExits", "--env=failing_envs:MakingExits cannot be made: SystemExit: no licence"),
+    ("MakingLeaves", "--env=failing_envs:MakingLeaves left with status 3"),
+    ("MakingCrashes", "--env=failing_envs:MakingCrashes was killed by SIGSEGV"),
+    ("NoInfos", "step 0: reset() raised TypeError: it returned no dict of infos at last, but "),
+    ("StepExits", "step 1: step() raised SystemExit: 0"),
+    ("StepStops", "step 1: step() raised StopIteration: "),
+    ("ClosingRaises", "step 0: close() raised OSError: the lid is stuck"),
+])
+def test_whatever_an_environment_does_is_told_in_one_line(
+        command: Callable[..., tuple[int, str]], name: str, line: str, mode: str) -> None:
+    if mode == "--serial_mode" and name in ALONE:
+        return
+    status, error = command(f"failing_envs:{name}", mode, "--max_restarts=0")
+    assert status == 1
+    last = error.rstrip("\n").splitlines()[-1]
+    assert line in last
+    if "raised" in line and "NoInfos" not in name:  # in the environment's own code, wherever that ran
+        assert 'failing_envs.py", line' in error
+
+
+def test_what_is_called_apart_may_hang_or_have_something_that_cannot_be_sent() -> None:
+    cfg = make_config({"env": "failing_envs:MakingHangs"})
+    with pytest.raises(ComponentError, match=r"^it hangs: it takes more than 1 s$"):
+        call_apart("it", 1.0, probe, cfg)
+    cfg = make_config({"env": "failing_envs:SpaceOfThisProcess"})
+    with pytest.raises(UserError, match=r"^it: its spaces cannot be sent to other processes: TypeError: it stays"):
+        call_apart("it", 30.0, probe, cfg)
+    assert call_apart("it", 30.0, divmod, 7, 2) == (3, 1)
+    with pytest.raises(ComponentError, match=r"^it failed: ZeroDivisionError: "):
+        call_apart("it", 30.0, divmod, 7, 0)
 
 
 # ---- packages that are missing ---------------------------------------------------------------------------------------

@@ -52,8 +52,9 @@ class Starts(CartPoleEnv):
         time.sleep(1000)
 
     def close(self):
-        self.child.kill()
-        self.program.kill()
+        for started in self.child, self.program:
+            started.terminate()  # they do not handle it as their parent does
+        assert (self.child.join(20), self.child.exitcode, self.program.wait(20)) == (None, -15, -15)
 
 
 class Holds(Starts):
@@ -79,9 +80,10 @@ def temporary_folders() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).glob("pymp-*")}
 
 
-@pytest.mark.parametrize("env", ["Handles", "Starts"])
-def test_a_run_of_stubborn_environments_is_stopped_in_order(folder: Path, env: str) -> None:
-    outcome = run_train(folder, f"--env=stubborn:{env}", *SMALL[1:], *ENDLESS,
+@pytest.mark.parametrize(("env", "mode"), [
+    ("Handles", "--async_rl"), ("Starts", "--async_rl"), ("Starts", "--serial_mode")])
+def test_a_run_of_stubborn_environments_is_stopped_in_order(folder: Path, env: str, mode: str) -> None:
+    outcome = run_train(folder, f"--env=stubborn:{env}", *SMALL[1:], *ENDLESS, mode,
                         disturb=lambda process: process.send_signal(signal.SIGTERM))
     assert (outcome.status, outcome.err) == (0, "")
     assert newest_state(folder / "first")["sgd_steps"] == read_summary(folder / "first")["sgd_steps"] > 0

@@ -79,6 +79,7 @@ class Supervisor:
         self.recovery: Recovery | None = None  # who was never made is not replaced
         self.evaluations = Evaluations(cfg, self.buffers)
         self.giving_up = self.ended = False
+        self.process = os.getpid()  # one that is forked by hand has no part in all this
         self.trained_until = 0  # ns of `time.perf_counter_ns`
         # after everything that may be refused, since it may move or delete an old run
         self._meet("allocated")
@@ -208,12 +209,12 @@ class Supervisor:
                              lambda: "what was learned last could not be saved")
 
     def _check_alive(self) -> None:
-        if self.ended:
+        if self.ended or self.process != os.getpid():
             raise ComponentError("this system has ended; make a new one, it resumes the run")
 
     def close(self) -> None:
         """Save, stop every component, and write the final records. Raises `ComponentError` when it cannot save."""
-        if self.records.closed:
+        if self.records.closed or self.process != os.getpid():
             return
         in_order = not self.ended  # else there is a failure to tell of
         with STOP_SIGNAL.deferred(), contextlib.ExitStack() as at_last:
@@ -226,25 +227,15 @@ class Supervisor:
                 self.buffers.stopping.fill_(True)
                 self._save()
                 self._stop()
-                self._draw()
+                draw(self)
         if in_order:
             self.records.check_saved()
-
-    def _draw(self) -> None:
-        with contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
-            if self.population is not None:
-                self.population.draw()
-            if self.cfg.trace_sec:
-                from tools import timeline  # noqa: PLC0415  nothing that trains needs it
-
-                begin = self.trained_until - int(self.cfg.trace_sec * 1e9)
-                self.records.log(timeline.write_run(self.cfg.run_dir, self.crew.spans, begin, self.trained_until))
 
     def __enter__(self) -> "Supervisor":
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is not None and not self.ended:
+        if kind is not None and not self.ended and self.process == os.getpid():
             self._give_up(save=not issubclass(kind, KeyboardInterrupt))
         self.close()
 
@@ -340,3 +331,15 @@ class Supervisor:
             if decisions:
                 self.records.add_population(decisions, self.population.all_numbers(), self.env_steps)
 
+
+def draw(system: Supervisor) -> None:
+    """Draw what a run leaves in its folder: the population, the timeline."""
+    with contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
+        if system.population is not None:
+            system.population.draw()
+        if system.cfg.trace_sec:
+            from tools import timeline  # noqa: PLC0415  nothing that trains needs it
+
+            end = system.trained_until
+            begin = end - int(system.cfg.trace_sec * 1e9)
+            system.records.log(timeline.write_run(system.cfg.run_dir, system.crew.spans, begin, end))

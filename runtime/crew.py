@@ -27,7 +27,7 @@ import torch
 from runtime import pulse
 from runtime.children import start_server, wake_server
 from runtime.console import forgive
-from runtime.guard import GUARD
+from runtime.guard import GUARD, STARTED_BY, signal_with_programs
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
 from runtime.stop import leave_stopping_to_the_supervisor
@@ -105,7 +105,7 @@ class Processes:
         self.pipes: dict[Connection, tuple[str, ReportPipe]] = {}  # by their reading ends
         self.spans: dict[str, Iterable[Span]] = {}  # of each component, in the order in which they were made
         # also when nobody calls kill(): multiprocessing would wait for ever for children that ignore SIGTERM
-        self.finalizer = weakref.finalize(self, kill_all, self.processes)
+        self.finalizer = weakref.finalize(self, kill_all_of, os.getpid(), self.processes)
 
     def start(self, components: Sequence[Component], report: Report, seed: int, start: int, *, trace: bool) -> None:
         """Start a process for each component; trace: it records what it does."""
@@ -120,9 +120,10 @@ class Processes:
 
     def _pause(self, number: int, frame: Any) -> None:
         """Stop with all children, which Ctrl-Z does not reach in their groups, and go on with them."""
-        signal_all(self.processes, signal.SIGSTOP)
+        processes = [process.pid for process in self.processes]
+        signal_with_programs(processes, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        signal_all(self.processes, signal.SIGCONT)
+        signal_with_programs(processes, signal.SIGCONT)
 
     def _process(self, index: int) -> Any:
         component, pipe = self.components[index], ReportPipe(self.context)
@@ -271,14 +272,20 @@ def describe_end(name: str, process: Any) -> str:
     return f"{name} was killed by {signal.Signals(-code).name}{hint}"
 
 
+def kill_all_of(supervisor: int, processes: list[Any]) -> None:
+    """End the processes of a supervisor, but not from another process that was forked from it by hand."""
+    if os.getpid() == supervisor:
+        kill_all(processes)
+
+
 def kill_all(processes: list[Any]) -> None:
     """End every process that was started, whatever its state, with all that it has started; wait for its end."""
     started, descriptors = [process for process in processes if process.pid is not None], []
     for process in started:
         with contextlib.suppress(ProcessLookupError):
             descriptors.append(os.pidfd_open(process.pid))
-    signal_all(started, signal.SIGKILL)
     if started:
+        signal_with_programs([process.pid for process in started], signal.SIGKILL)
         wake_server()
     deadline = time.monotonic() + KILL_SEC  # one that waits for a disk that hangs dies when that comes back
     for descriptor in descriptors:  # `join` asks the server, which says that they have ended when it has itself
@@ -288,14 +295,6 @@ def kill_all(processes: list[Any]) -> None:
         process.join(max(0.0, deadline - time.monotonic()))
         if process.exitcode is not None:
             GUARD.forget(process.pid)
-
-
-def signal_all(processes: list[Any], number: int) -> None:
-    """Send a signal to processes, with all that they have started; one may not lead its group yet."""
-    for process in processes:
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(process.pid, number)
 
 
 def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool) -> None:
@@ -340,6 +339,7 @@ def enter_child(name: str) -> None:
 def leave_with_parent(name: str) -> None:
     """Let this process end when the supervisor dies, however it dies; the guard ends what it has started. Name it."""
     os.setpgid(0, 0)
+    os.environ[STARTED_BY] = str(os.getpid())
     server = forkserver._forkserver  # it ends when nobody holds this pipe
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)

@@ -44,7 +44,7 @@ class Starts(CartPoleEnv):
         self.child.start()
         self.pipe.send(1)
         assert self.pipe.recv() == 2
-        self.program = subprocess.Popen(["sleep", "1000"])
+        self.program = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
     @staticmethod
     def answer(pipe):
@@ -98,14 +98,18 @@ def test_nothing_is_left_of_a_run_that_was_killed(folder: Path, whole_tree: bool
         wait_until((folder / "holds").exists, "no environment holds the lock")
         tree = psutil.Process(process.pid).children(recursive=True)
         assert temporary_folders() - before
-        assert len([child for child in tree if child.name() == "sleep"]) >= 4
+        programs.extend(child for child in tree if child.name() == "sleep")
         process.kill()
         for child in tree if whole_tree else ():
-            child.kill()
+            if child not in programs:
+                child.kill()
 
+    programs: list[psutil.Process] = []
     outcome = run_train(folder, "--env=stubborn:Holds", *SMALL[1:], *ENDLESS, disturb=kill, at_once=True)
     assert outcome.status == -signal.SIGKILL
     wait_until(lambda: not temporary_folders() - before, "temporary folders are left")
+    wait_until(lambda: not any(program.is_running() for program in programs), "programs are left")
+    assert len(programs) >= 4
 
 
 @pytest.mark.parametrize("which", ["SIGKILL", "SIGSTOP"])
@@ -133,9 +137,12 @@ def test_the_guard_ends_groups_and_removes_folders(tmp_path: Path) -> None:
               "for process in map(int, sys.argv[1:]): GUARD.watch(process)\n"
               "GUARD.forget(int(sys.argv[2]))\n")
     processes = [subprocess.Popen(["sleep", "1000"], process_group=0) for _ in range(2)]
+    own = {guard.STARTED_BY: str(processes[0].pid)}
+    program = subprocess.Popen(["sleep", "1000"], start_new_session=True, env=own)
+    processes.append(program)
     try:
-        subprocess.run([sys.executable, "-c", script, *[str(process.pid) for process in processes]], check=True)
-        assert processes[0].wait(20) == -signal.SIGKILL
+        subprocess.run([sys.executable, "-c", script, *[str(process.pid) for process in processes[:2]]], check=True)
+        assert processes[0].wait(20) == program.wait(20) == -signal.SIGKILL
         wait_until(lambda: not folder.exists(), "the folder is left")
         time.sleep(0.1)
         assert processes[1].poll() is None, "it was to be forgotten"
@@ -143,3 +150,37 @@ def test_the_guard_ends_groups_and_removes_folders(tmp_path: Path) -> None:
         for process in processes:
             process.kill()
             process.wait()
+
+
+FORKS = """
+import os, sys
+from appo import APPO
+
+if __name__ == "__main__":
+    with APPO("CartPole-v1", train_dir=".", experiment="first", num_workers=1, num_envs_per_worker=4, rollout=16,
+              batch_size=128, report_interval_sec=0.2, device="cpu") as appo:
+        appo.train(2000)
+        if os.fork() == 0:
+            sys.exit(7)  # and leaves the block, and ends as every program does
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+        child = os.fork()
+        if child == 0:
+            try:
+                appo.train(1000)
+            except Exception as error:
+                print(error, flush=True)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        appo.train(2000)
+        print("trained on")
+"""
+
+
+def test_a_process_that_is_forked_by_hand_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FORKS)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, text=True, capture_output=True, check=False,
+                          timeout=120, env=os.environ | {"PYTHONPATH": str(Path(guard.__file__).parent.parent)})
+    assert done.returncode == 0, done.stderr
+    assert "trained on" in done.stdout.splitlines()
+    assert "this system has ended; make a new one, it resumes the run" in done.stdout.splitlines(), "the copy cannot"
+    assert read_summary(tmp_path / "first").get("num_replaced", 0) == 0

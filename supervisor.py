@@ -32,7 +32,7 @@ from runtime.population import Population
 from runtime.pulse import START_SEC
 from runtime.records import Records
 from runtime.recovery import Failure, Recovery
-from runtime.run_folder import configure, count_start, prepare_run_dir
+from runtime.run_folder import configure, count_start, prepare_run_dir, refusing_files
 from runtime.stop import STOP_SIGNAL
 from runtime.user_error import ComponentError, UserError
 from shared_buffers import SAVE_DONOR, SAVE_PERIODIC, SharedBuffers
@@ -84,10 +84,11 @@ class Supervisor:
         # after everything that may be refused, since it may move or delete an old run
         self._meet("allocated")
         with contextlib.ExitStack() as undo:
-            lock = prepare_run_dir(cfg)
+            lock, news = prepare_run_dir(cfg)
             undo.callback(os.close, lock)
             undo.callback(self._kill)
-            start = ranks.from_rank_0(f"{store_prefix}/start", count_start(cfg.run_dir))
+            with refusing_files(cfg):
+                start = ranks.from_rank_0(f"{store_prefix}/start", count_start(cfg.run_dir))
             self.buffers.start = ranks.number_of_start(int(start))
             restore(run_cfg, self.buffers, plan)
             self.population = Population(cfg, self.buffers, plan.places) if cfg.with_pbt else None
@@ -95,8 +96,9 @@ class Supervisor:
             components = self.components = list_components(cfg, self.buffers, plan, *classes)
             self.unready = {index: component.name for index, component in enumerate(components)}
             self.crew.start(components, self._receive, cfg.seed, self.buffers.start, trace=cfg.trace_sec > 0)
-            self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
-                                   sgd_steps=self.versions)
+            with refusing_files(cfg):
+                self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
+                                       sgd_steps=self.versions)
             self._wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start",
                              START_SEC + cfg.decorrelate_experience_max_seconds)
             self._meet("ready")
@@ -109,7 +111,7 @@ class Supervisor:
                   explain(this_machine(cfg.device), profile(cfg.env, given), given,
                           precision_of(cfg, plan.info, plan.devices)))
         self.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], self.buffers.num_bytes,
-                                      plan.num_bytes, plan.replay_bytes) + "\n" + chosen)
+                                      plan.num_bytes, plan.replay_bytes) + f"\n{news}{chosen}")
         if self.population is not None:
             self.records.add_population([], self.population.all_numbers(), self.env_steps)
 

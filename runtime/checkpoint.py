@@ -1,7 +1,7 @@
 """Checkpoints: written atomically, checked and loaded without executing pickled code, found and pruned by name.
 
 A checkpoint is one file of plain numbers, tensors and dicts: a zip archive with a CRC-32 of each part, all of which are
-compared when it is loaded. Its name carries its age,
+compared when it is loaded. Its name carries its age, which must be that of its content:
 `checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt` with its score (from
 the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, and `donor.pt`,
 which another policy copies. Written by `training_state.py` and `evaluator.py`, read by `plan.py` (resume) and
@@ -52,7 +52,22 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
 
 def list_checkpoints(folder: Path, prefix: str = "checkpoint") -> list[Path]:
     """List the checkpoints of a policy with names of this prefix, the newest first; other files are not ours."""
-    return sorted((path for path in folder.glob(f"{prefix}_*.pt") if NAME.fullmatch(path.name)), reverse=True)
+    return sorted((path for path in folder.glob(f"{prefix}_*.pt") if NAME.fullmatch(path.name) and path.is_file()),
+                  reverse=True)
+
+
+def list_resumable(folder: Path) -> list[list[Path]]:
+    """List what a run of the policy can go on with: the checkpoints, the milestones, the best; each the newest first.
+
+    Milestones and the best are older than checkpoints, but may be all that is left.
+    """
+    return [list_checkpoints(folder), list_checkpoints(folder, "milestone"),
+            [path for path in [folder / BEST] if path.is_file()]]
+
+
+def holds_run(run_dir: Path) -> bool:
+    """Tell whether there is anything that a run can go on with."""
+    return any(paths for folder in run_dir.glob("checkpoints/policy_*") for paths in list_resumable(folder))
 
 
 def prune_checkpoints(folder: Path, keep: int, prefix: str = "checkpoint") -> None:
@@ -66,27 +81,39 @@ def find_checkpoint(run_dir: Path, which: str = "latest", policy: int = 0) -> Pa
     if which == "latest":
         return next(iter(list_checkpoints(policy_dir(run_dir, policy))), None)
     best = policy_dir(run_dir, policy) / BEST
-    return best if best.exists() else None
+    return best if best.is_file() else None
 
 
 def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, dict[str, Any] | None, list[Path]]:
-    """Read the newest whole checkpoint; return its path, what it holds, and the newer ones, which are damaged.
+    """Read the newest whole checkpoint, else the newer of a milestone and the best; return its path, what it holds, and
+    those that are damaged.
 
     Without any checkpoint the first two are None. Raises `UserError` when all are damaged.
     """
-    damaged = []
-    for path in list_checkpoints(policy_dir(run_dir, policy)):
+    checkpoints, *others = list_resumable(policy_dir(run_dir, policy))
+    damaged: list[Path] = []
+    whole = load_first(checkpoints, damaged)
+    for paths in others if whole is None else ():
+        other = load_first(paths, damaged)
+        if other is not None and (whole is None or other[1]["sgd_steps"] > whole[1]["sgd_steps"]):
+            whole = other
+    if whole is None and damaged:
+        raise UserError(f"all its checkpoints are damaged ({', '.join(map(str, damaged))}); begin anew: train.py "
+                        "--restart_behavior=restart")
+    return *(whole or (None, None)), damaged
+
+
+def load_first(paths: list[Path], damaged: list[Path]) -> tuple[Path, dict[str, Any]] | None:
+    """Read the first whole one of some checkpoints; add the damaged ones before it to a list."""
+    for path in paths:
         try:
-            return path, load_checkpoint(path), damaged
+            return path, load_checkpoint(path)
         except DamagedCheckpoint:
             damaged.append(path)
         except UserError:
             if path.exists():  # else it has just been deleted
                 raise
-    if damaged:
-        raise UserError(f"all its checkpoints are damaged ({', '.join(map(str, damaged))}); begin anew: train.py "
-                        "--restart_behavior=restart")
-    return None, None, []
+    return None
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -105,6 +132,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # a replay may be large
         if not {"model", "sgd_steps", "env_steps"} <= state.keys():
             raise ValueError("something is missing")
+        if NAME.fullmatch(path.name) and checkpoint_name(path.name.split("_")[0], state) != path.name:
+            raise ValueError("it is another one")
     except MemoryError:
         raise
     except Exception as error:  # whatever the damaged bytes lead to

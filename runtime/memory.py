@@ -1,6 +1,7 @@
 """What a run takes of the machine's memory, estimated before anything is allocated. Used by `supervisor.py`."""
 
 import os
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -90,6 +91,17 @@ def available_shared_memory(store_prefix: str) -> int:
     return share_of_rank(f"{store_prefix}/shared_memory", stat.f_bavail * stat.f_frsize)
 
 
+def check_shared_files(needed: int) -> None:
+    """Raise `UserError` when files of so many bytes cannot be made in shared memory, whatever there is of it."""
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if largest != resource.RLIM_INFINITY and largest < needed:
+        raise UserError(f"the run needs {needed / 1e6:.1f} MB of shared memory, the system allows files of "
+                        f"{largest / 1e6:.1f} MB; enter `ulimit -f unlimited` before")
+    if os.path.isdir("/dev/shm") and not os.access("/dev/shm", os.W_OK):
+        raise UserError("/dev/shm, where shared memory is kept, cannot be written; mount it with write access (docker "
+                        "run --shm-size=2g)")
+
+
 def share_of_rank(key: str, free: int) -> int:
     """Return an equal share of what rank 0 finds free, before any rank takes some."""
     return int(from_rank_0(key, free)) // this_rank().local_world_size
@@ -127,6 +139,7 @@ def check_shared_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], m
     copies += 3 * (len(cfg.learners) > 1)  # the weights and both moments that they train together
     needed += sum(4 * copies * sum(tensor.numel() for tensor in model.state_dict().values())
                   for model, device in zip(models, devices, strict=True) if device.type == "cpu")
+    check_shared_files(needed)
     if needed > available and not cfg.serial_mode:
         raise UserError(
             f"the run needs {needed / 1e6:.1f} MB of shared memory, /dev/shm has {available / 1e6:.1f} MB free; "

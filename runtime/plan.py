@@ -56,8 +56,8 @@ class Plan(NamedTuple):
 
     def describe_resume(self) -> str:
         """Tell which checkpoints are missing where a resumed run goes on with others."""
-        lines = [f"{path} is damaged and is called {path.with_suffix(DAMAGED).name} now; the run goes on with the one "
-                 "before" for paths in self.damaged for path in paths]
+        lines = [f"{path} is damaged and is called {path.with_suffix(DAMAGED).name} now; the run goes on with "
+                 f"{whole.name}" for paths, whole in zip(self.damaged, self.paths, strict=True) for path in paths]
         anew = [str(policy) for policy, state in enumerate(self.states) if state is None]
         return "\n".join([*lines, *([f"no checkpoint of policy {', '.join(anew)}: it begins anew"] if anew else [])])
 
@@ -107,7 +107,8 @@ def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any], action_spac
                             (None, None, []))
     if state is not None:
         checkpoint.load_weights(model, state, path, cfg.algo)
-        check_optimizer(algorithm.make_optimizer(model.parameters()), state)
+        if "optimizer" in state:
+            check_optimizer(algorithm.make_optimizer(model.parameters()), state)
         algorithm.check_resumed(state)
     algorithm.carry_settings(model)  # after those of a checkpoint were loaded
     return model, path, state, damaged
@@ -124,5 +125,5 @@ def restore(cfg: Config, buffers: SharedBuffers, plan: Plan) -> None:
             buffers.best_score[policy], buffers.best_sort[policy] = checkpoint.best_score(cfg.run_dir, policy)
             restore_weights(cfg, policy, buffers.policies[policy].weights, model, state)
             if len(cfg.learners) > 1:
-                counts = torch.tensor([state["sgd_steps"], state["env_steps_trained"], state["sgd_steps"]])
+                counts = torch.tensor([state["sgd_steps"], state.get("env_steps_trained", 0), state["sgd_steps"]])
                 buffers.policies[policy].shared_training.counts[:, 0] = counts

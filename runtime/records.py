@@ -70,8 +70,6 @@ class Records:
         self.num_replaced = 0  # components that died or hung
 
         self.log_file, self.metrics = LineFile(self.run_dir / "log.txt"), LineFile(self.run_dir / "metrics.jsonl")
-        if not self.resumed:
-            self.metrics.path.unlink(missing_ok=True)
         if num_lost:
             self.log(f"left out {num_lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
         config_table = "\n".join(f"| {name} | {value} |" for name, value in vars(cfg).items())

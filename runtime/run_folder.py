@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ def configure(given: Mapping[str, Any]) -> Config:
             for name in ("env", "train_dir", "experiment", "restart_behavior")}
     env_profile = profile(here["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(here["train_dir"], here["experiment"], here["env"])
-    has_checkpoint = any(map(checkpoint.list_checkpoints, run_dir.glob("checkpoints/policy_*")))
-    if here["restart_behavior"] != "resume" or not has_checkpoint:
+    if here["restart_behavior"] != "resume" or not checkpoint.holds_run(run_dir):
         return make_config(env_profile, given)
     saved = load_saved(run_dir / "config.json")
     if saved["env"] != here["env"]:
@@ -42,14 +41,20 @@ def configure(given: Mapping[str, Any]) -> Config:
     return make_config(saved, here, given)
 
 
-def prepare_run_dir(cfg: Config) -> int:
-    """Make the run's folder and save the settings; return the open folder, locked for this process.
+def prepare_run_dir(cfg: Config) -> tuple[int, str]:
+    """Make the run's folder and save the settings; return the open folder, locked for this process, and what to tell.
 
     Raises `UserError` when the folder cannot be written, or another process trains in it.
     """
-    run_dir = cfg.run_dir
-    try:
-        if run_dir.exists() and cfg.restart_behavior != "resume":
+    run_dir, news = cfg.run_dir, ""
+    with refusing_files(cfg):
+        if run_dir.exists() and cfg.restart_behavior == "resume" and not checkpoint.holds_run(run_dir):
+            metrics = run_dir / "metrics.jsonl"
+            if metrics.is_file() and metrics.stat().st_size > 0:
+                os.close(lock_folder(run_dir))
+                old = run_dir.rename(unused_name(run_dir))
+                news = f"nothing to resume in {run_dir}, which is called {old.name} now\n"
+        elif run_dir.exists() and cfg.restart_behavior != "resume":
             os.close(lock_folder(run_dir))  # refuse to take a folder away from a running process
             if not (run_dir / "config.json").exists():
                 raise UserError(f"{run_dir} holds no run; move it away or use another --experiment")
@@ -60,10 +65,18 @@ def prepare_run_dir(cfg: Config) -> int:
         make_folders(cfg)
         lock = lock_folder(run_dir)
         cfg.save(run_dir / "config.json")
+        (run_dir / "metrics.jsonl").open("a").close()  # later, what cannot be written ends nothing
+    return lock, news
+
+
+@contextlib.contextmanager
+def refusing_files(cfg: Config) -> Iterator[None]:
+    """Turn an error of the disk into a `UserError` that names the file."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"--train_dir={cfg.train_dir} cannot be written ({error.strerror}: {error.filename}); "
                         "choose another") from error
-    return lock
 
 
 def make_folders(cfg: Config) -> None:

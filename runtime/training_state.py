@@ -53,7 +53,6 @@ class TrainingState:
             self.decisions_trained = max(self.decisions_trained, int(buffers.decisions_trained[policy]))
         elif saved is None and is_first:  # of a run that ended before it could be resumed
             checkpoint.prune_checkpoints(self.folder, 0, "snapshot")
-            (self.folder / checkpoint.BEST).unlink(missing_ok=True)
         # in decisions of the policy; the first opponent of a new run is its beginning, a resumed run has some already
         self.next_snapshot = self.snapshot_after() if self.weights.num_snapshots else 0
         if is_first:
@@ -79,9 +78,10 @@ class TrainingState:
 
         Settings stay those of the configuration, since the command line may have changed them.
         """
-        self.load_optimizer(state["optimizer"])
-        self.sgd_steps, self.decisions_trained = state["sgd_steps"], state["env_steps_trained"]
-        if self.cfg.lr_schedule != "constant" and state["initial_learning_rate"] == self.cfg.learning_rate:
+        self.sgd_steps, self.decisions_trained = state["sgd_steps"], state.get("env_steps_trained", 0)
+        if "optimizer" in state:  # the best one from an evaluator has none
+            self.load_optimizer(state["optimizer"])
+        if self.cfg.lr_schedule != "constant" and state.get("initial_learning_rate") == self.cfg.learning_rate:
             self.learning_rate = state["learning_rate"]
         elif self.cfg.lr_schedule == "linear_decay":
             self.learning_rate = self.linear_rate()

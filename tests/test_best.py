@@ -154,16 +154,6 @@ def test_scores_of_different_sorts_are_never_compared_by_size(new: tuple, old: t
     assert is_better(new[0], sorts[0], old[0], sorts[1]) == better
 
 
-def test_a_start_without_a_checkpoint_has_no_best(tmp_path: Path) -> None:
-    """A run was killed after its first evaluation, before its first checkpoint."""
-    run(tmp_path, 450)
-    for path in policy_dir(tmp_path / "run").glob("checkpoint_*.pt"):
-        path.unlink()
-    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), **SMALL) as appo:
-        assert find_checkpoint(tmp_path / "run", "best") is None
-        assert float(appo.buffers.best_score[0]) == -math.inf
-
-
 def test_a_resumed_run_whose_objectives_come_seldom_keeps_what_they_chose(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, 600, "RisesAndFallsByObjective")

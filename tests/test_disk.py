@@ -17,8 +17,10 @@ from appo import APPO
 from evaluate import main as evaluate
 from runtime.board import Board
 from runtime.checkpoint import (
+    BEST,
     FORMAT,
     find_checkpoint,
+    list_checkpoints,
     load_checkpoint,
     load_newest,
     policy_dir,
@@ -138,6 +140,76 @@ def test_a_policy_without_a_checkpoint_is_told(tmp_path: Path, capsys: pytest.Ca
     with make(tmp_path, **settings) as appo:
         appo.train(100)
     assert "no checkpoint of policy 1: it begins anew" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_without_a_whole_checkpoint_the_newer_of_milestone_and_best_is_resumed(tmp_path: Path, evaluated: bool) -> None:
+    settings = {"eval_every_env_steps": 1500, "eval_episodes": 2} if evaluated else {}
+    with make(tmp_path, save_milestones_sec=0.1, **settings) as appo:
+        appo.train(6000)
+    folder = policy_dir(tmp_path / "run")
+    milestones, best = list_checkpoints(folder, "milestone"), load_checkpoint(folder / BEST)
+    assert ("optimizer" not in best) == evaluated, "an evaluator has none"
+    for path in list_checkpoints(folder):
+        path.write_bytes(b"damaged")
+    for also in (milestones, []):
+        newest = max(load_checkpoint(path)["env_steps"] for path in [*also, folder / BEST])
+        with make(tmp_path, **settings) as appo:
+            assert appo.env_steps == newest
+            appo.train(100)
+        assert load_checkpoint(find_checkpoint(tmp_path / "run"))["env_steps"] >= newest + 100
+        for path in [*list_checkpoints(folder, "milestone"), *list_checkpoints(folder)]:
+            path.unlink()
+        assert load_checkpoint(folder / BEST)["score"] == best["score"]
+
+
+def test_what_is_called_a_checkpoint_and_is_none_is_passed_over(tmp_path: Path) -> None:
+    """Another one's name says when it was saved; a folder or a pipe would be waited for, or fail."""
+    with make(tmp_path) as appo:
+        appo.train(200)
+    folder, whole = policy_dir(tmp_path / "run"), find_checkpoint(tmp_path / "run")
+    another = folder / "checkpoint_000090000_00000900000.pt"
+    another.write_bytes(whole.read_bytes())
+    (folder / "checkpoint_000090001_00000900000.pt").mkdir()
+    os.mkfifo(folder / "checkpoint_000090002_00000900000.pt")
+    path, state, damaged = load_newest(tmp_path / "run")
+    assert (path, state["env_steps"], damaged) == (whole, appo.env_steps, [another])
+
+
+def test_a_run_with_nothing_to_resume_is_laid_aside(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with make(tmp_path) as appo:
+        appo.train(200)
+    for path in policy_dir(tmp_path / "run").glob("*.pt"):
+        path.unlink()
+    rows = read_lines(tmp_path / "run" / "metrics.jsonl")
+    with make(tmp_path) as appo:
+        assert appo.env_steps == 0
+    assert f"nothing to resume in {tmp_path / 'run'}, which is called run_old now\n" in capsys.readouterr().out
+    assert read_lines(tmp_path / "run_old" / "metrics.jsonl") == rows != []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.json", "config.json", "checkpoints"])
+def test_what_is_in_the_way_is_told_in_one_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run" / name
+    if name == "checkpoints":
+        path.parent.mkdir()
+        path.write_text("in the way")
+    else:
+        path.mkdir(parents=True)
+        (path / "something").touch()
+    with pytest.raises(UserError, match=rf"cannot be written \(.*{path.stem}.*\); choose another"):
+        make(tmp_path)
+
+
+LIMITED = f"ulimit -f 1000; exec {sys.executable} train.py --env CartPole-v1 --num_workers 1 --device cpu --train_dir "
+
+
+def test_a_limit_of_files_is_told_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(["bash", "-c", LIMITED + str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+                          check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("train.py: the run needs 1.1 MB of shared memory, the system allows files of 1.0 MB;")
+    assert done.stderr.endswith("enter `ulimit -f unlimited` before\n")
 
 
 # ---- a folder that cannot be written -----------------------------------------------------------------------------

@@ -198,13 +198,15 @@ class Supervisor:
 
     def _give_up(self, *, save: bool) -> None:
         """End everything; save before what the learners that are still there have learned."""
-        self.recovery, self.giving_up = None, True
+        recovery, self.recovery, self.giving_up = self.recovery, None, True
         self.buffers.stopping.fill_(True)
         with contextlib.ExitStack() as at_last:
             at_last.callback(self._kill)
             at_last.enter_context(contextlib.suppress(ComponentError, UserError))
             if not save or ranks.this_rank().world_size > 1:  # ranks save together or not at all
                 return
+            for policy in recovery.bring_learners_back() if recovery is not None else ():
+                self.pending_saves[policy].clear()  # what it was told has gone with it
             for policy in self.crew.whole("learner"):
                 self._request_save(policy, SAVE_PERIODIC)
             self._wait_until(lambda: not any(self.pending_saves[policy] for policy in self.crew.whole("learner")),

@@ -125,6 +125,16 @@ class Recovery:
         self._replace(component)
         return component
 
+    def bring_learners_back(self) -> list[int]:
+        """Start learners anew that are dead, so that their published weights can be saved; return their policies."""
+        policies = []
+        for index, component in enumerate(self.components):
+            if (component.role == "learner" and len(self.cfg.learners) == 1
+                    and not self.crew.processes[index].is_alive()):
+                self._replace(component)
+                policies.append(component.number)
+        return policies
+
     def _replace(self, component: Component) -> None:
         indices = [index for index, other in enumerate(self.components)
                    if (other.role, other.number) == (component.role, component.number)]
@@ -161,7 +171,8 @@ class Recovery:
         deadline, pulses, late = time.monotonic() + PATIENCE_SEC, self.buffers.pulses, []
         # who has not begun will look into the tables later
         writers = {index: int(pulses[index, WAITS]) for index, component in enumerate(self.components)
-                   if component.role == "policy_worker" and pulses[index, COUNT] > 0}
+                   if component.role == "policy_worker" and pulses[index, COUNT] > 0
+                   and self.crew.processes[index].is_alive()}
         for index, before in writers.items():
             while not is_waiting(self.components[index].make.SPANS, pulses[index]) and pulses[index, WAITS] == before:
                 if time.monotonic() > deadline:

@@ -160,7 +160,7 @@ def test_without_a_whole_checkpoint_the_newer_of_milestone_and_best_is_resumed(t
         assert load_checkpoint(find_checkpoint(tmp_path / "run"))["env_steps"] >= newest + 100
         for path in [*list_checkpoints(folder, "milestone"), *list_checkpoints(folder)]:
             path.unlink()
-        assert load_checkpoint(folder / BEST)["score"] == best["score"]
+        assert load_checkpoint(folder / BEST)["score"] >= best["score"], "it knows the score of the file"
 
 
 def test_what_is_called_a_checkpoint_and_is_none_is_passed_over(tmp_path: Path) -> None:

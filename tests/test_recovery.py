@@ -90,6 +90,17 @@ class Breaks(CartPoleEnv):
     assert newest_state(tmp_path / "first")["sgd_steps"] > 0, "what was learned is saved"
 
 
+def test_the_weights_of_a_learner_that_dies_too_often_are_saved(tmp_path: Path) -> None:
+    def kill(process: subprocess.Popen) -> None:
+        wait_until(lambda: read_summary(tmp_path / "first")["sgd_steps"] > 100, "it does not learn")
+        os.kill(find(process)["learner"], signal.SIGKILL)
+
+    outcome = run_train(tmp_path, *SMALL, "--train_for_env_steps=1e9", "--max_restarts=0", "--save_every_sec=1000",
+                        disturb=kill)
+    assert (outcome.status, outcome.err) == (1, "train.py: learner was killed by SIGKILL (out of memory?)\n")
+    assert newest_state(tmp_path / "first")["sgd_steps"] >= read_summary(tmp_path / "first")["sgd_steps"] > 100
+
+
 def test_several_learners_of_a_policy_save_when_another_component_dies(tmp_path: Path) -> None:
     outcome = run_train(
         tmp_path, "--env=CartPole-v1", "--experiment=first", "--algo=a3c", "--num_learners=2", "--num_workers=1",

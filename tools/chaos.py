@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint import list_checkpoints, policy_dir
+from runtime.checkpoint import holds_run
 from runtime.files import read_lines
 from tools.faults import DEADLINE_SEC, ENDING, MODES, SURVIVED, Job, damage_checkpoint, kill_tree
 
@@ -128,12 +128,12 @@ class Chaos:
         if status != (0 if in_order else -signal.SIGKILL):
             wrong.append("hangs" if status is None else f"ended with {status}")
         leaks = leaks + job.leaks(members)
-        has_saved, damaged = bool(list_checkpoints(policy_dir(job.run_dir))), None
+        has_saved, damaged = holds_run(job.run_dir), None
         if self.rng.random() < 0.5 and (damaged := damage_checkpoint(job, self.rng)):
             kind += ", the newest checkpoint damaged"
         resumed = self.start(job.folder, mode)
         goes_on = resumed.wait_for_learning()
-        text = resumed.read_log()[resumed.log_begin :]
+        text = resumed.read_new_log()
         found = re.search(r"resumed at env_steps=([\d,]+)", text)
         lost = max(0, before - int(found[1].replace(",", ""))) if found else None
         if damaged and "is damaged" in text and str(damaged) not in text:

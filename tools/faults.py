@@ -64,6 +64,11 @@ class Job:
             return (self.run_dir / "log.txt").read_text(errors="replace")
         return ""
 
+    def read_new_log(self) -> str:
+        """Return what this start has written: at the end of the log, or in a new one if the run was laid aside."""
+        log = self.read_log()
+        return log[self.log_begin :] if len(log) >= self.log_begin else log
+
     def sgd_steps(self) -> int:
         return read_summary(self.run_dir).get("sgd_steps", -1)
 
@@ -110,7 +115,7 @@ class Job:
     def wait_for_learning(self) -> bool:
         """Wait until it learns more than it has learned now."""
         if not self.has_learned:  # the summary is of an earlier start
-            self.has_learned = self.wait(lambda: "first SGD step" in self.read_log()[self.log_begin :])
+            self.has_learned = self.wait(lambda: "first SGD step" in self.read_new_log())
             return self.has_learned
         before = self.sgd_steps()
         return self.wait(lambda: self.sgd_steps() > before)

@@ -50,7 +50,7 @@ class Job:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "TMPDIR": str(self.temporary)}
         self.num_components, self.has_learned = 5, False  # at least so many
         self.output = (folder / "output.txt").open("a")
-        self.log_begin = len(self.read_log())
+        self.log_begin, self.log_before = len(self.read_log()), self.log_number()
         self.shm_before = set(os.listdir("/dev/shm"))
         self.begun = time.monotonic()
         self.process = subprocess.Popen(
@@ -66,8 +66,12 @@ class Job:
 
     def read_new_log(self) -> str:
         """Return what this start has written: at the end of the log, or in a new one if the run was laid aside."""
-        log = self.read_log()
-        return log[self.log_begin :] if len(log) >= self.log_begin else log
+        return self.read_log()[self.log_begin if self.log_number() == self.log_before else 0 :]
+
+    def log_number(self) -> int:
+        with contextlib.suppress(OSError):
+            return (self.run_dir / "log.txt").stat().st_ino
+        return 0
 
     def sgd_steps(self) -> int:
         return read_summary(self.run_dir).get("sgd_steps", -1)

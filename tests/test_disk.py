@@ -153,11 +153,11 @@ def test_without_a_whole_checkpoint_the_newer_of_milestone_and_best_is_resumed(t
     for path in list_checkpoints(folder):
         path.write_bytes(b"damaged")
     for also in (milestones, []):
-        newest = max(load_checkpoint(path)["env_steps"] for path in [*also, folder / BEST])
+        newest = max(load_checkpoint(path)["sgd_steps"] for path in [*also, folder / BEST])
         with make(tmp_path, **settings) as appo:
-            assert appo.env_steps == newest
+            assert appo.versions == [newest]
             appo.train(100)
-        assert load_checkpoint(find_checkpoint(tmp_path / "run"))["env_steps"] >= newest + 100
+        assert load_checkpoint(find_checkpoint(tmp_path / "run"))["sgd_steps"] > newest
         for path in [*list_checkpoints(folder, "milestone"), *list_checkpoints(folder)]:
             path.unlink()
         assert load_checkpoint(folder / BEST)["score"] >= best["score"], "it knows the score of the file"

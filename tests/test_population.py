@@ -1047,6 +1047,8 @@ def test_after_a_crash_there_are_no_opponents_of_what_was_lost(tmp_path: Path) -
 def test_a_run_that_begins_anew_has_no_opponents_of_the_one_that_crashed_before_its_first_checkpoint(
         tmp_path: Path) -> None:
     crash(tmp_path, 600, "HigherWins", **SELF_PLAY)
+    for best in tmp_path.rglob("best.pt"):
+        best.unlink()
     running = make(tmp_path, "HigherWins", **SELF_PLAY)
     running.close()
     assert [path.name for path in snapshot_paths(running)] == ["snapshot_000000000_00000000000.pt"]

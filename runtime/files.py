@@ -86,7 +86,8 @@ class LineFile:
         """
         if not self.waiting:
             return
-        append(self.path, "".join(f"{line}\n" for line in self.waiting).encode(), fresh_line=True)
+        text = "".join(f"{line}\n" for line in self.waiting)
+        append(self.path, text.encode(errors="backslashreplace"), fresh_line=True)  # an error may name any file
         self.waiting.clear()
 
 

@@ -295,11 +295,11 @@ def test_lines_begin_on_a_fresh_one_and_torn_ones_are_left_out(tmp_path: Path) -
     file = LineFile(path)
     file.add(json.dumps({"a": 3}))
     file.flush()
-    file.add(json.dumps({"a": 4}))
+    file.add(json.dumps({"a": 4}) + "\ud800")
     file.flush()
     file.flush()
-    assert read_lines(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
-    assert path.read_text().endswith('{"a": 2\n{"a": 3}\n{"a": 4}\n')
+    assert read_lines(path) == [{"a": 1}, {"a": 3}]
+    assert path.read_text().endswith('{"a": 2\n{"a": 3}\n{"a": 4}\\ud800\n'), "what no file can hold is written out"
 
 
 FULL = """

@@ -43,7 +43,7 @@ class Board:
     def add_text(self, name: str, text: str, step: int = 0) -> None:
         """Add a text in Markdown."""
         plugin = SummaryMetadata.PluginData(plugin_name="text", content=TextPluginData(version=0).SerializeToString())
-        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()],
+        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode(errors="backslashreplace")],
                              tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]))
         about = SummaryMetadata(plugin_data=plugin)
         self._add(Summary.Value(tag=f"{name}/text_summary", metadata=about, tensor=tensor), step)

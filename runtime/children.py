@@ -11,6 +11,7 @@ import signal
 import tempfile
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 from runtime.container import allow_descriptors
 from runtime.guard import GUARD
@@ -18,7 +19,11 @@ from runtime.ranks import take_share_of_cores
 from runtime.stop import SIGNALS
 from runtime.user_error import UserError
 
+ROOT = Path(__file__).parent.parent
 MAX_FOLDER = 107 - len("/listener-12345678")  # bytes of the name of a socket
+
+with contextlib.suppress(OSError):
+    tempfile.gettempdir()  # it writes there to find it, as PyTorch does later, when the disk may be full
 
 
 def start_server() -> ForkServerContext:
@@ -39,10 +44,13 @@ def start_server() -> ForkServerContext:
                         "that processes meet at; set TMPDIR=/tmp")
     GUARD.watch(folder)  # where the server listens
     resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before, here = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), os.open(".", os.O_RDONLY)
     try:
+        os.chdir(ROOT)  # the server looks for the modules in its folder alone, whatever `sys.path` is here
         forkserver.ensure_running()  # inherits the mask, and so do its children
     finally:
+        os.fchdir(here)
+        os.close(here)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     GUARD.watch(forkserver._forkserver._forkserver_pid)
     return context

@@ -1,6 +1,7 @@
 """Recovery: components that die or hang are replaced, the rest of the run goes on, nothing is put together wrongly."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -88,6 +89,22 @@ class Breaks(CartPoleEnv):
     log = (tmp_path / "first" / "log.txt").read_text()
     assert log.count("the wheel came off; it is replaced") == 2
     assert newest_state(tmp_path / "first")["sgd_steps"] > 0, "what was learned is saved"
+
+
+def test_a_component_is_replaced_though_the_disk_is_full(tmp_path: Path) -> None:
+    """PyTorch looks for a folder for temporary files when a learner is made."""
+    def disturb(process: subprocess.Popen) -> None:
+        tree = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+        for pid in tree:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        os.kill(find(process)["learner"], signal.SIGKILL)
+        time.sleep(4)
+        for pid in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    outcome = run_checked(tmp_path, disturb)
+    assert outcome.status == 0, outcome.err
+    assert "learner was killed by SIGKILL" in (tmp_path / "first" / "log.txt").read_text()
 
 
 def test_the_weights_of_a_learner_that_dies_too_often_are_saved(tmp_path: Path) -> None:

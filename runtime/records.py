@@ -294,12 +294,12 @@ class Records:
             self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n"))
 
     def _write(self, *writes: Callable[[], None]) -> None:
-        """Write; when that fails, note why and make the folder anew if it has gone away."""
+        """Write, and make anew what has gone away of the folder; when that fails, note why."""
+        mend_run_dir(self.cfg, self.buffers.start)
         try:
             for write in writes:
                 write()
         except OSError as error:
-            mend_run_dir(self.cfg, self.buffers.start)
             self.unwritten.note("records", error.strerror or str(error))
         else:
             self.unwritten.note("records", None)

@@ -251,6 +251,7 @@ def test_what_is_removed_is_made_anew_and_can_be_resumed(tmp_path: Path, what: s
         (tmp_path / what).rename(tmp_path / "gone")
         if trains_on:
             appo.train(200)
+            assert (tmp_path / what).exists(), "with the next report: the run may be killed then"
     with make(tmp_path) as appo:
         assert appo.env_steps >= 400 + 200 * trains_on
         assert appo.buffers.start == 2

@@ -64,7 +64,7 @@ def load_run(args: argparse.Namespace) -> Config:
     """Find the run's settings. Raises `UserError` when there are none."""
     find_spec(args.env)
     run_dir = run_dir_of(args.train_dir, args.experiment, args.env)
-    if checkpoint.find_checkpoint(run_dir) is None and checkpoint.find_checkpoint(run_dir, "best") is None:
+    if not checkpoint.holds_run(run_dir):
         raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env}")
     saved = load_saved(run_dir / "config.json")
     if saved["env"] != args.env:

@@ -152,6 +152,10 @@ def test_without_a_whole_checkpoint_the_newer_of_milestone_and_best_is_resumed(t
     assert ("optimizer" not in best) == evaluated, "an evaluator has none"
     for path in list_checkpoints(folder):
         path.write_bytes(b"damaged")
+    (folder / BEST).rename(folder / "laid aside")
+    assert evaluate(["--env=CartPole-v1", f"--train_dir={tmp_path}", "--experiment=run", "--episodes=1",
+                     "--device=cpu"]) == 0, "a milestone plays"
+    (folder / "laid aside").rename(folder / BEST)
     for also in (milestones, []):
         newest = max(load_checkpoint(path)["sgd_steps"] for path in [*also, folder / BEST])
         with make(tmp_path, **settings) as appo:

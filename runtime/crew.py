@@ -115,15 +115,9 @@ class Processes:
         for index in range(len(components)):
             self.processes.append(self._process(index))
             self._start_process(index)
+        CREWS.add(self)
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
-            signal.signal(signal.SIGTSTP, self._pause)
-
-    def _pause(self, number: int, frame: Any) -> None:
-        """Stop with all children, which Ctrl-Z does not reach in their groups, and go on with them."""
-        processes = [process.pid for process in self.processes]
-        signal_with_programs(processes, signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        signal_with_programs(processes, signal.SIGCONT)
+            signal.signal(signal.SIGTSTP, pause_all)
 
     def _process(self, index: int) -> Any:
         component, pipe = self.components[index], ReportPipe(self.context)
@@ -200,9 +194,22 @@ class Processes:
         """End every process that is still there, whatever its state."""
         if self.finalizer.alive:  # once: later their numbers may be those of other programs
             self.finalizer.detach()
-            if signal.getsignal(signal.SIGTSTP) == self._pause:
+            CREWS.discard(self)
+            own = signal.getsignal(signal.SIGTSTP) == pause_all and not CREWS
+            if own and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             kill_all(self.processes)
+
+
+CREWS: weakref.WeakSet[Processes] = weakref.WeakSet()  # of this program
+
+
+def pause_all(number: int, frame: Any) -> None:
+    """Stop with all children, which Ctrl-Z does not reach in their groups, and go on with them."""
+    processes = [process.pid for crew in CREWS for process in crew.processes]
+    signal_with_programs(processes, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    signal_with_programs(processes, signal.SIGCONT)
 
 
 class OneProcess:

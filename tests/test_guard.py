@@ -184,3 +184,38 @@ def test_a_process_that_is_forked_by_hand_does_not_end_the_run(tmp_path: Path) -
     assert "trained on" in done.stdout.splitlines()
     assert "this system has ended; make a new one, it resumes the run" in done.stdout.splitlines(), "the copy cannot"
     assert read_summary(tmp_path / "first").get("num_replaced", 0) == 0
+
+
+FORGETS = """
+import gc, threading
+import psutil
+from appo import APPO
+
+def make(name):
+    return APPO("CartPole-v1", train_dir=".", experiment=name, num_workers=1, num_envs_per_worker=4, rollout=16,
+                batch_size=128, device="cpu")
+
+def components():
+    names = [process.name() for process in psutil.Process().children(recursive=True)]
+    return sum(name in ("rollout_0", "learner", "policy_0") for name in names)
+
+if __name__ == "__main__":
+    one, other = make("one"), make("other")
+    one.train(500)
+    assert components() == 6
+    del one
+    gc.collect()
+    print("left", components())
+    thread = threading.Thread(target=other.close)
+    thread.start()
+    thread.join()
+    print("left", components())
+"""
+
+
+def test_a_system_that_is_forgotten_or_closed_elsewhere_ends(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FORGETS)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, text=True, capture_output=True, check=False,
+                          timeout=120, env=os.environ | {"PYTHONPATH": str(Path(guard.__file__).parent.parent)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if line.startswith("left")] == ["left 3", "left 0"]

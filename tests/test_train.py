@@ -84,7 +84,8 @@ def wait_until(condition: Callable[[], bool], complaint: str) -> None:
 
 
 def has_learned(train_dir: Path) -> bool:
-    return any(row["sgd_steps"] > 0 for path in train_dir.glob("*/metrics.jsonl") for row in read_rows(path))
+    """Tell whether there is a summary of something learned; it is written after the metrics."""
+    return any(read_summary(path.parent)["sgd_steps"] > 0 for path in train_dir.glob("*/summary.json"))
 
 
 def members(process: subprocess.Popen) -> list[psutil.Process]:

@@ -197,7 +197,7 @@ class Supervisor:
                 break
 
     def _give_up(self, *, save: bool) -> None:
-        """End everything; save before what the learners that are still there have learned."""
+        """End everything; save before what was learned, also by a learner that has died."""
         recovery, self.recovery, self.giving_up = self.recovery, None, True
         self.buffers.stopping.fill_(True)
         with contextlib.ExitStack() as at_last:

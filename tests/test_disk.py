@@ -300,11 +300,19 @@ def test_lines_begin_on_a_fresh_one_and_torn_ones_are_left_out(tmp_path: Path) -
     file = LineFile(path)
     file.add(json.dumps({"a": 3}))
     file.flush()
-    file.add(json.dumps({"a": 4}) + "\ud800")
+    file.add(json.dumps({"a": 4}))
     file.flush()
     file.flush()
-    assert read_lines(path) == [{"a": 1}, {"a": 3}]
-    assert path.read_text().endswith('{"a": 2\n{"a": 3}\n{"a": 4}\\ud800\n'), "what no file can hold is written out"
+    assert read_lines(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
+    assert path.read_text().endswith('{"a": 2\n{"a": 3}\n{"a": 4}\n')
+
+
+def test_what_no_file_can_hold_is_written_out(tmp_path: Path) -> None:
+    """An error may name a file whose name is no text."""
+    file = LineFile(tmp_path / "log.txt")
+    file.add(os.fsdecode(b"no such file: \xff"))
+    file.flush()
+    assert file.path.read_text() == "no such file: \\udcff\n"
 
 
 FULL = """

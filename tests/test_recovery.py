@@ -93,14 +93,16 @@ class Breaks(CartPoleEnv):
 
 def test_a_component_is_replaced_though_the_disk_is_full(tmp_path: Path) -> None:
     """PyTorch looks for a folder for temporary files when a learner is made."""
+    def limit(process: subprocess.Popen, size: int) -> None:
+        supervisor = psutil.Process(process.pid)
+        for member in [supervisor, *supervisor.children(recursive=True)]:
+            resource.prlimit(member.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
     def disturb(process: subprocess.Popen) -> None:
-        tree = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
-        for pid in tree:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        limit(process, 0)
         os.kill(find(process)["learner"], signal.SIGKILL)
-        time.sleep(4)
-        for pid in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        time.sleep(4)  # nothing can be written that would tell of the new one
+        limit(process, resource.RLIM_INFINITY)
 
     outcome = run_checked(tmp_path, disturb)
     assert outcome.status == 0, outcome.err

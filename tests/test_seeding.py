@@ -83,7 +83,8 @@ def test_a_run_that_was_killed_before_it_saved_plays_other_levels_when_it_starts
              "--batch_size=128", "--encoder_mlp_layers=16", "--report_interval_sec=0.2"]
     played = []
     for _ in range(2):
-        for path in (tmp_path / LEVELS, *tmp_path.glob("*/metrics.jsonl")):
+        records = (*tmp_path.glob("*/metrics.jsonl"), *tmp_path.glob("*/summary.json"))
+        for path in (tmp_path / LEVELS, *records):
             path.unlink(missing_ok=True)
         run_train(tmp_path, *flags, disturb=lambda process: process.kill())
         played.append({int(line) for line in (tmp_path / LEVELS).read_text().split()})

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from algorithm import Data
 from impala import PolicyGradient, PolicyGradientSettings
-from supervisor import Supervisor
+from trainer import Trainer
 from vtrace import gae
 
 # measured for Atari and classic control without a memory (docs/performance.md), for the others not
@@ -50,7 +50,7 @@ class NStepGradient(PolicyGradient):
         return {"targets": returns, "advantages": advantages}
 
 
-class A3C(Supervisor):
+class A3C(Trainer):
     """The system with this algorithm, for use from Python."""
 
     algo = "a3c"

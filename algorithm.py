@@ -17,7 +17,7 @@ The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA, 
 `targets` and `loss`. The off-policy algorithms `apex.py` and `pql.py` have a feed of their own, a replay, and move
 target networks in `after_sgd_step`.
 
-Read next: `supervisor.py`.
+Read next: `trainer.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -33,7 +33,7 @@ from model import ActorCritic
 from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from runtime.user_error import UserError
 from shared_buffers import Spec
-from supervisor import Supervisor
+from trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class ApeX(ReplayAlgorithm):
             follow(model.target, model, 1.0)
 
 
-class APEX(Supervisor):
+class APEX(Trainer):
     """The system with this algorithm, for use from Python."""
 
     algo = "apex"

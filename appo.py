@@ -4,9 +4,7 @@ This file is the whole algorithm: its settings, what they are for each family of
 loss. V-trace corrects the value targets for the policy lag, the clip bounds how far one dataset moves the policy; each
 works without the other. How actions are drawn is the default of `algorithm.py`; the rest is the pipeline.
 
-    from appo import APPO
-    with APPO("CartPole-v1", num_workers=2) as appo:
-        appo.train(100_000)
+The class at the end is the system with this algorithm for use from Python (`trainer.py`).
 
 Read next: `vtrace.py`.
 """
@@ -31,8 +29,10 @@ from losses import (
     ppo_policy_loss,
 )
 from runtime.user_error import UserError
-from supervisor import Supervisor
+from trainer import Trainer, load
 from vtrace import gae, vtrace
+
+__all__ = ["APPO", "AsyncPPO", "Settings", "load"]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class AsyncPPO(Algorithm):
                 "explained_variance": explained_variance(values[:-1], targets, mean)})
 
 
-class APPO(Supervisor):
+class APPO(Trainer):
     """The system with this algorithm, for use from Python."""
 
     algo = "appo"

@@ -8,6 +8,7 @@ thing. Read next: `shared_buffers.py`.
 """
 
 import dataclasses
+import json
 import math
 import re
 import typing
@@ -70,6 +71,7 @@ class Config:
     env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0, "
                       "pettingzoo:mpe2.simple_spread_v3; or module:function, which makes one environment, of one agent "
                       "or several")
+    env_kwargs: dict[str, Any] = option(dict, "run", "arguments of its maker, in JSON: '{\"size\": 7}'")  # noqa: RUF009
     algo: str = option("appo", "run", "algorithm: appo, impala, a3c, apex or pql; or module:class, one of "
                        "your own (examples/custom_algorithm.py)")
     train_dir: str = option("train_dir", "run", "folder that holds all runs")
@@ -303,6 +305,11 @@ def _validate(c: Config) -> None:
     for name in ("encoder", "core", "model", "policy_mapping"):
         if getattr(c, name) and getattr(c, name).count(":") != 1:
             raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:my_{name}")
+    try:
+        json.dumps(c.env_kwargs)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--env_kwargs must be what JSON can hold ({error}); give a function that makes the environment"
+                        ) from error
     if c.seed > MAX_SEED:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
     if c.experiment in (".", "..") or "/" in c.experiment:

@@ -26,7 +26,7 @@ from runtime.command_line import OneLineParser, parse_bool
 from runtime.evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
 from runtime.files import load_saved
 from runtime.machine import body_dtype, choose_device
-from runtime.records import read_summary
+from runtime.policy import best_policy, find_policy
 from runtime.seeding import EVALUATION, derive_seed
 from runtime.user_error import EnvironmentFailure, UserError
 from tools import tournament
@@ -78,33 +78,12 @@ def load_run(args: argparse.Namespace) -> Config:
                                seed=args.seed)
 
 
-def find_policy(cfg: Config, which: str, policy: int) -> Path:
-    """Find a policy's checkpoint: best (else latest), latest, or a file. Raises `UserError` when there is none."""
-    if which not in ("best", "latest"):
-        if not Path(which).is_file():
-            raise UserError(f"--checkpoint={which} is neither best, latest, random nor a file")
-        return Path(which)
-    path = checkpoint.find_checkpoint(cfg.run_dir, "best", policy) if which == "best" else None
-    if path is None:
-        path, _, damaged = checkpoint.load_newest(cfg.run_dir, policy)
-        for other in damaged:
-            print(f"evaluate.py: checkpoint {other} is damaged, the one before plays", file=sys.stderr)
-    if path is None:
-        raise UserError(f"{checkpoint.policy_dir(cfg.run_dir, policy)} holds no checkpoint; train on, or choose "
-                        "another --policy")
+def find_checkpoint(cfg: Config, which: str, policy: int) -> Path:
+    """Find a policy's checkpoint (`find_policy`); tell of damaged ones."""
+    path, damaged = find_policy(cfg, which, policy)
+    for other in damaged:
+        print(f"evaluate.py: checkpoint {other} is damaged, the one before plays", file=sys.stderr)
     return path
-
-
-def best_policy(cfg: Config, which: str) -> int:
-    """Choose the policy with the best score: of best.pt if that plays, else the mean true objective or return."""
-    summary = read_summary(cfg.run_dir)
-    names = ["best_score", "true_objective", "mean_return"]
-    for name in names if which == "best" else names[1:]:
-        with contextlib.suppress(TypeError, ValueError):  # somebody has written something else there
-            scores = np.array([-np.inf if score is None else score for score in summary.get(name, [])], np.float64)
-            if scores.shape == (cfg.num_policies,) and scores.max() > -np.inf:
-                return int(scores.argmax())
-    return 0
 
 
 def load_entry(cfg: Config, args: argparse.Namespace, path: Path, env: VectorEnv, kind: int = 0,
@@ -133,7 +112,7 @@ def load_players(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> list[
     for number, kind in enumerate(env.kinds):
         plays = policy if kinds[policy] == number else kinds.index(number)
         is_file = args.checkpoint not in ("best", "latest")  # of the policy asked for
-        path = find_policy(cfg, "best" if is_file and plays != policy else args.checkpoint, plays)
+        path = find_checkpoint(cfg, "best" if is_file and plays != policy else args.checkpoint, plays)
         players.append(load_entry(cfg, args, path, env, number, plays)(env, kind.index))
     return players
 
@@ -145,7 +124,7 @@ def run_tournament(cfg: Config, args: argparse.Namespace, env: VectorEnv) -> Non
     names, entries = [], []
     for policy in range(cfg.num_policies):
         names.append(f"policy_{policy:02}")
-        entries.append(load_entry(cfg, args, find_policy(cfg, args.checkpoint, policy), env))
+        entries.append(load_entry(cfg, args, find_checkpoint(cfg, args.checkpoint, policy), env))
     for name in args.against:
         if name == "random":
             entries.append(RandomPlayer)

@@ -59,6 +59,7 @@ class Feed:
         self.next_batch: queue.Queue = queue.Queue()  # from training to the batcher
         self.datasets: queue.Queue = queue.Queue()  # from the batcher to training; also an exception
         self.deliver = deliver or self.datasets.put
+        self.is_inserting = False
 
     def turn(self) -> None:
         """Do all there is to do (serial mode)."""
@@ -84,9 +85,11 @@ class Feed:
         """Take the trajectories that were not taken yet: a message may come twice."""
         place = self.slot_place
         fresh = [slot for slot in dict.fromkeys(slots) if place[slot] == HANDED_IN]
+        self.is_inserting = True  # first, see `is_idle`
         place[fresh] = TAKEN
         if fresh:
             self.insert(kind, *fresh)
+        self.is_inserting = False
 
     @property
     def num_wanted(self) -> int:
@@ -106,6 +109,12 @@ class Feed:
         if isinstance(dataset, BaseException):
             raise dataset
         return dataset
+
+    def is_idle(self) -> bool:
+        """Tell, in the training thread, whether there is nothing to train on until more trajectories are handed in."""
+        own = self.slot_place[self.first_slot : self.first_slot + self.buffers.num_slots]
+        # in this order: the batcher writes them in the opposite one
+        return not ((own == HANDED_IN).any() or self.is_inserting or not self.datasets.empty())
 
     def allow_next(self) -> None:
         """Let the batcher make the next dataset, since the last SGD step begins."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from algorithm import Algorithm, Data, Loss
 from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
 from losses import MaskedMean, decayed, explained_variance
-from supervisor import Supervisor
+from trainer import Trainer
 from vtrace import vtrace
 
 
@@ -111,7 +111,7 @@ class VTraceGradient(PolicyGradient):
         return {"targets": targets, "advantages": log_ratios.exp().clamp(max=cfg.vtrace_rho) * advantages}
 
 
-class IMPALA(Supervisor):
+class IMPALA(Trainer):
     """The system with this algorithm, for use from Python."""
 
     algo = "impala"

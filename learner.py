@@ -24,7 +24,7 @@ from feed import Batch, select
 from losses import MaskedMean
 from reducer import make_reducer
 from runtime.checkpoint import load_checkpoint, load_newest
-from runtime.inbox import COPY, SAVE, STOP
+from runtime.inbox import COPY, FINISH, LOAD, SAVE, STOP
 from runtime.machine import body_dtype
 from runtime.seeding import SHUFFLE, derive_seed
 from runtime.training_state import TrainingState
@@ -54,7 +54,8 @@ class Learner:
         All move the statistics of the returns, but only the first one's are published.
 
         report(("trained", policy, {name: number})) is called after each dataset, report(("saved", policy, reason, name,
-        seconds)) after each file.
+        seconds)) after each file, report(("loaded", policy, reset, why not)) and report(("finished", policy, learner,
+        number)) in answer to LOAD and FINISH.
         """
         self.buffers, self.policy, self.device, self.report = buffers, policy, device, report
         saved = None
@@ -64,7 +65,7 @@ class Learner:
         elif resume_from is not None:
             saved = load_checkpoint(resume_from)
         self.commands, self.weights = buffers.policies[policy].commands[learner], buffers.policies[policy].weights
-        self.is_first = learner == 0
+        self.number, self.is_first, self.finishing = learner, learner == 0, 0
         obs_space, action_space = buffers.spaces_of(policy)
         self.obs_names = [f"obs/{name}" for name in obs_space]
         self.steps_per_pass = steps_per_pass(obs_space)
@@ -101,11 +102,20 @@ class Learner:
                 self.train(dataset)
             elif self.buffers.training_over:
                 self.state.agree(self.reducer)
+            else:
+                self.tell_finished()
 
     def turn(self) -> None:
         """Do all there is to do, in this thread (serial mode)."""
         self.feed.turn()
         self.obey_commands()
+        self.tell_finished()
+
+    def tell_finished(self) -> None:
+        """Answer a FINISH command as soon as there is nothing left to train on."""
+        if self.finishing and self.feed.is_idle():
+            self.report(("finished", self.policy, self.number, self.finishing))
+            self.finishing = 0
 
     def obey_commands(self) -> bool:
         """Act on the messages of the supervisor; return False when told to stop."""
@@ -122,6 +132,10 @@ class Learner:
                     self.state.save(index, kept, self.reducer)
             elif command == COPY:
                 self.state.copy_policy(index, self.reducer)
+            elif command == LOAD:
+                self.state.load_given(self.reducer, reset_optimizer=bool(index))
+            elif command == FINISH:
+                self.finishing = index
             else:  # CONFIGURE
                 self.state.configure()
                 self.take_over_settings()

@@ -39,7 +39,7 @@ class PolicyWorker:
             tensor.numpy() for tensor in (buffers.awaited_policy, buffers.agent_snapshot, buffers.agent_slot,
                                           buffers.agent_t, buffers.agent_version))  # [splits, M]
         self.asked, self.answered = buffers.asked.numpy(), buffers.answered[policy].numpy()  # [splits]
-        self.may_be_replaced = cfg.with_pbt and self.models[CURRENT][0].state_size > 0
+        self.has_memory = self.models[CURRENT][0].state_size > 0
         # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
         self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories_of(policy).items()}
 
@@ -99,8 +99,8 @@ class PolicyWorker:
         slots, t = self.agent_slot[agents] - self.first_slot, self.agent_t[agents]
         with_last = torch.from_numpy(slots * (self.cfg.rollout + 1) + t)  # row in a tensor of T+1 rows a slot
         row = torch.from_numpy(slots * self.cfg.rollout + t)
-        if self.may_be_replaced and snapshot == CURRENT:
-            # to a copy of another policy, the hidden states of the weights it has replaced mean nothing
+        if self.has_memory and snapshot == CURRENT:
+            # to weights that came from elsewhere, the hidden states of those they have replaced mean nothing
             first_version = self.weights.first_version
             if version >= first_version:
                 self.rows["new_episode"][with_last[self.agent_version[agents] < first_version]] = True

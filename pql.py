@@ -38,7 +38,7 @@ from runtime.fast_linear import make_fast
 from runtime.inbox import SLOTS
 from runtime.user_error import UserError
 from shared_buffers import TAKEN, SharedBuffers, Spec
-from supervisor import Supervisor
+from trainer import Trainer
 
 V, P = ROLES = "v", "p"  # the learners of a policy
 POLL_SEC = 0.001  # the learners look at each other's counts so often
@@ -288,7 +288,7 @@ class FeedOfP(PairedFeed):
         self.drawn = 0
 
 
-class PQL(Supervisor):
+class PQL(Trainer):
     """The system with this algorithm, for use from Python."""
 
     algo = "pql"

@@ -131,13 +131,14 @@ class RolloutWorker:
 
         report(("episodes", [(policy, return, length, true objective or nan), ...])) is called when episodes of agents
         have finished, report(("matches", [(policy, result), ...])) for those against earlier policies: 1 won, 0.5
-        drawn, 0 lost.
+        drawn, 0 lost; report(("paused", worker, number)) when no action is awaited after (PAUSE, number).
         """
         self.cfg, self.buffers, self.report = cfg, buffers, report
         self.inbox = buffers.worker_inboxes[worker]
         # of each kind of agents: [S, T(+1), ...] views
         self.rows = [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in buffers.storage]
-        self.env_steps = buffers.env_steps[worker : worker + 1].numpy()
+        self.number, self.goal, self.env_steps_of_all = worker, buffers.goal.numpy(), buffers.env_steps.numpy()
+        self.env_steps = self.env_steps_of_all[worker : worker + 1]
         self.policy_steps = buffers.policy_steps[worker].numpy()
         start = buffers.start + int(buffers.replacements[worker]) * NEW_SEEDS
         self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, start, worker))
@@ -147,7 +148,7 @@ class RolloutWorker:
         self.slot_place = buffers.slot_place.numpy()
         own = buffers.slots_of_worker(worker)
         self.pool = SlotPool(own, [slot for slots in own for slot in slots if self.slot_place[slot] != WITH_WORKER])
-        self.paused = True
+        self.paused, self.pause_number = True, 0
         splits = range(worker * cfg.worker_num_splits, (worker + 1) * cfg.worker_num_splits)
         self.splits = {index: Split(cfg, index, buffers, make_env) for index in splits}
         for split in self.splits.values():
@@ -183,7 +184,7 @@ class RolloutWorker:
                     self.pool.receive(self.buffers.policy_of_slot(slot), slot)
         else:
             assert kind in (PAUSE, RESUME), kind
-            self.paused = kind == PAUSE
+            self.paused, self.pause_number = kind == PAUSE, indices[0]
         self.send_requests()
 
     # ---- stepping ------------------------------------------------------------------------------------------------
@@ -388,17 +389,24 @@ class RolloutWorker:
         A split without slots does not hold up the others: in synchronous mode they must finish their trajectories
         before the learner can free any slot.
         """
-        if self.paused:
+        if self.paused and self.pause_number and len(self.waiting) == len(self.splits):
+            self.report(("paused", self.number, self.pause_number))
+            self.pause_number = 0
+        if self.paused or self.has_reached_goal():
             return
         for _ in range(len(self.waiting)):
             split = self.waiting.popleft()
             if not self.ask(split):
                 self.waiting.append(split)
 
+    def has_reached_goal(self) -> bool:
+        """Tell whether enough was sampled; what is under way adds at most one step of each environment."""
+        return np.add.reduce(self.env_steps_of_all) >= self.goal[0]
+
     def ask(self, split: Split) -> bool:
-        """Send the requests for a split's actions, one to each policy; False: there are not enough slots."""
+        """Send the requests for a split's actions, one to each policy; False: too few slots, or no more is wanted."""
         idle_steps = 0
-        while self.take_slots(split):
+        while not self.has_reached_goal() and self.take_slots(split):
             split.awaited_policy[:] = np.where(split.acting, split.policy, IDLE)
             policies = split.asked_policies = list(set(split.policy[split.acting].tolist()))
             split.num_asked += 1

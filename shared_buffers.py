@@ -15,9 +15,12 @@ The protocol, as (kind, index, ...); p is a policy:
     trajectories_done[p]  rollout worker    -> (SLOTS, slot, ...)  these trajectories are complete
     passed_on[p][0]       learner           -> (SLOTS, slot, ...)  ... and stored by the first of two learners (PQL)
     worker_inboxes[w]     learner           -> (SLOTS, slot, ...)  these slots are copied (or trained on), free again
-    worker_inboxes[w]     supervisor        -> (PAUSE | RESUME, 0) hold all requests back | go on
+    worker_inboxes[w]     supervisor        -> (PAUSE, number)     hold all requests back, report when none is under way
+    worker_inboxes[w]     supervisor        -> (RESUME, 0)         go on
     commands[p][0]        supervisor        -> (SAVE, reason)      write a checkpoint
     commands[p][0]        supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
+    commands[p][0]        supervisor        -> (LOAD, reset)       take over the parameters in a file, a new optimizer
+    commands[p][:]        supervisor        -> (FINISH, number)    report when all that was handed in is trained on
     commands[p][:]        supervisor        -> (CONFIGURE, 0)      read the policy's new settings
     evaluations           supervisor        -> (EVALUATE, 0)       score the newest policies
     all but the feeds'    supervisor        -> (STOP, 0)           leave run(); one for each reader
@@ -185,14 +188,17 @@ class SharedBuffers:
         self.env_steps = shared(cfg.num_workers + 1)
         self.policy_steps = shared(cfg.num_workers + 1, cfg.num_policies)  # decisions of the agents of each policy
         self.decisions_trained = shared(cfg.num_policies)  # for a learner that takes the place of another
+        self.goal = shared(1)  # no actions are asked for when so many env_steps were sampled
+        self.goal.fill_(torch.iinfo(torch.int64).max)
         # set once: learners leave their datasets after at most one more SGD step, the evaluator its episodes
         self.stopping = shared(dtype=torch.bool)
         self.training_over = shared(dtype=torch.bool)  # set once: no learner of any rank begins another dataset
         # of each policy: the score of best.pt, its sort, its decisions at its last update by population-based training
         self._of_policies = shared(3, cfg.num_policies, dtype=torch.float64)
         self.best_score.fill_(-math.inf)
-        # population-based training: the settings of each policy, in the order of their names
+        # the settings of each policy that may change, in the order of `tunable`
         self.settings = shared(cfg.num_policies, len(tunable(cfg)), dtype=torch.float64)
+        self.settings += torch.tensor([*tunable(cfg).values()], dtype=torch.float64)
         offered = cfg.with_pbt and info.shaping is not None
         self.shaping_names = list(flatten_shaping(info.shaping)) if offered else []
         self.shaping = shared(cfg.num_policies, len(self.shaping_names), dtype=torch.float64)

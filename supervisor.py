@@ -22,12 +22,13 @@ from runtime.banner import describe_run, explain, precision_of
 from runtime.by_name import reference
 from runtime.cast import list_components
 from runtime.children import start_server
+from runtime.commands import Commands, Sampling
 from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
-from runtime.inbox import PAUSE, RESUME, SAVE, STOP
+from runtime.inbox import FINISH, LOAD, SAVE, STOP
 from runtime.machine import this_machine
-from runtime.plan import make_plan, restore
+from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
 from runtime.pulse import START_SEC
 from runtime.records import Records
@@ -43,11 +44,9 @@ STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long befor
 class Supervisor:
     """A system that trains: make it, `train()` as often as you like, `save()`, `close()`.
 
-        with APPO("CartPole-v1", num_workers=2) as appo:
-            appo.train(100_000)
-
     Between calls of `train` the workers wait; several ranks train only once. Raises `UserError` for impossible settings
     and `ComponentError` when a component dies; both leave no process behind. A subclass may replace components.
+    `trainer.py` adds what is comfortable in Python.
     """
 
     algo = ""  # of a subclass for one algorithm
@@ -72,10 +71,11 @@ class Supervisor:
         cfg = self.cfg = ranks.own_settings(run_cfg)
         self.crew = Processes(context) if context else OneProcess()
         plan = make_plan(cfg, run_cfg, given, store_prefix)
-        self.devices, is_resumed = plan.devices, any(plan.states)
+        self.devices, self.models, is_resumed = plan.devices, plan.models, any(plan.states)
         self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
         self.buffers.store_prefix = store_prefix
-        self.pending_saves: list[list[int]] = [[] for _ in range(cfg.num_policies)]  # reasons
+        self.commands = Commands(self.buffers)
+        self.sampling, self.refused = Sampling(self.buffers), ""  # why parameters could not be taken over
         self.recovery: Recovery | None = None  # who was never made is not replaced
         self.evaluations = Evaluations(cfg, self.buffers)
         self.giving_up = self.ended = False
@@ -103,17 +103,11 @@ class Supervisor:
                              START_SEC + cfg.decorrelate_experience_max_seconds)
             self._meet("ready")
             if context is not None:
-                self.recovery = Recovery(cfg, self.buffers, self.crew, components, self.records.log)
+                self.recovery = Recovery(cfg, self.buffers, self.crew, components, self.sampling, self.records.log)
             undo.pop_all()
             self.run_dir_lock = lock
-        chosen = (f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}\n"
-                  + plan.describe_resume() if is_resumed else
-                  explain(this_machine(cfg.device), profile(cfg.env, given), given,
-                          precision_of(cfg, plan.info, plan.devices)))
-        self.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], self.buffers.num_bytes,
-                                      plan.num_bytes, plan.replay_bytes) + f"\n{news}{chosen}")
-        if self.population is not None:
-            self.records.add_population([], self.population.all_numbers(), self.env_steps)
+        self.steps_promised = self.env_steps  # those of all calls of train()
+        introduce(self, plan, given, news)
 
     # ---- public --------------------------------------------------------------------------------------------------
 
@@ -127,16 +121,22 @@ class Supervisor:
         """Return the SGD steps of each policy."""
         return [policy.weights.version for policy in self.buffers.policies]
 
-    def train(self, env_steps: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
+    def train(self, train_for_env_steps: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Train for so many more env_steps, by default until `train_for_env_steps` or `train_for_seconds`.
 
-        Returns earlier when should_stop() becomes true. Ctrl-C, SIGTERM and SIGHUP stop it too: it saves, and raises
-        `KeyboardInterrupt`. With --eval_every_env_steps the last weights are scored too.
+        It takes at most one step of each environment more than asked for; the next call takes so many fewer. At the end
+        the workers pause, and all complete datasets of what they have finished are trained on. Returns earlier when
+        should_stop() becomes true. Ctrl-C, SIGTERM and SIGHUP stop it too: it saves, and raises `KeyboardInterrupt`.
+        With --eval_every_env_steps the last weights are scored too.
         """
         self._check_alive()
         if self.buffers.training_over:
             raise UserError("several ranks train together only once; make a new system, it resumes the run")
-        goal = self.cfg.train_for_env_steps if env_steps is None else self.env_steps + env_steps
+        goal = self.cfg.train_for_env_steps
+        if train_for_env_steps is not None:
+            goal = self.steps_promised = self.steps_promised + train_for_env_steps
+            if self.env_steps >= goal:  # the call before has taken them
+                return
         if self.env_steps >= goal or self.records.wall_sec >= self.cfg.train_for_seconds:
             self.records.log(
                 f"nothing to do: the run has {self.env_steps:,} of {goal:,} env_steps (--train_for_env_steps) and "
@@ -146,53 +146,63 @@ class Supervisor:
         self.evaluations.begin(self.env_steps)
         with STOP_SIGNAL.deferred():
             self._train(goal, lambda: STOP_SIGNAL() or should_stop())
+            self.steps_promised = goal if self.env_steps >= goal else self.env_steps
             if STOP_SIGNAL() and STOP_SIGNAL.is_outermost:
                 self._save()
 
     def _train(self, goal: int, should_stop: Callable[[], bool]) -> None:
         """Train until there are so many env_steps, or the time is over, or should_stop() becomes true."""
-        self._let_sample(True)
+        self.sampling.resume(goal)
         try:
             while (self.env_steps < goal and self.records.wall_sec < self.cfg.train_for_seconds
                    and not should_stop() and not self.buffers.training_over):
-                self.crew.advance(self._receive)
-                self._find_hung()
+                self._advance()
                 self.evaluations.ask(self.env_steps)
                 for policy, kind in self.records.tick(self.env_steps, sum(self.versions)):
-                    if kind not in self.pending_saves[policy]:  # the learner is busy
-                        self._request_save(policy, kind)
+                    if not self.commands.is_open(policy, SAVE, kind):  # the learner is busy
+                        self.commands.send(policy, SAVE, kind)
                 self._update_population()
             if ranks.this_rank().world_size > 1:  # the learners tell the other ranks, and all end after the same step
                 self.buffers.training_over.fill_(True)
             self.trained_until = time.perf_counter_ns()
-            self._let_sample(False)
+            self.sampling.pause()
+            self._finish()
             self.records.end(self.env_steps)
             for policy, kind in self.records.find_best(at_end=True):
-                self._request_save(policy, kind)
+                self.commands.send(policy, SAVE, kind)
             scored = self.records.scored_versions
             while not should_stop() and self.evaluations.ask_for_last(self.env_steps, scored(), self.versions):
-                self.crew.advance(self._receive)
-                self._find_hung()
+                self._advance()
         except BaseException as error:
             self.records.log_failure(error)
             self._give_up(save=not isinstance(error, KeyboardInterrupt))
             raise
         self.records.flush(self.env_steps)
 
-    def save(self) -> None:
-        """Write a checkpoint of what has been learned so far. Raises `ComponentError` when it cannot be written."""
-        self._check_alive()
-        self._save()
-        self.records.check_saved()
+    def _finish(self) -> None:
+        """Wait until the workers have paused and the learners have trained on all that was handed in to them."""
+        if ranks.this_rank().world_size > 1 or self.buffers.training_over:
+            return
+        self._wait_until(lambda: STOP_SIGNAL() or self.sampling.is_paused(),
+                         lambda: "not all rollout workers have paused")
+        self.commands.forget(kind=FINISH)  # of a call that was interrupted
+        for policy in range(self.cfg.num_policies):
+            for learner in range(len(self.cfg.learners)):
+                self.commands.send(policy, FINISH, self.sampling.num_pauses, learner)
+        self._wait_for_answers(FINISH, "finish", unless=STOP_SIGNAL)
+
+    def _wait_for_answers(self, kind: int, what: str, unless: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the learners have answered all commands of a kind."""
+        self._wait_until(lambda: unless() or not self.commands.awaits(kind),
+                         lambda: f"{self.commands.describe(kind)} did not {what}")
 
     def _save(self) -> None:
         if self.population is not None:  # a replacement is not half done in the checkpoints
             self._wait_until(lambda: not self.population.is_copying, lambda: "a donor did not save")
         for _ in range(2):  # once more if it could not be written: the folder may be made anew now
             for policy in range(self.cfg.num_policies):
-                self._request_save(policy, SAVE_PERIODIC)
-            self._wait_until(lambda: not any(self.pending_saves), lambda: "the learner of " + ", ".join(
-                f"policy {policy}" for policy, reasons in enumerate(self.pending_saves) if reasons) + " did not save")
+                self.commands.send(policy, SAVE, SAVE_PERIODIC)
+            self._wait_for_answers(SAVE, "save")
             if not self.records.unwritten.checkpoints(SAVE_PERIODIC):
                 break
 
@@ -206,10 +216,10 @@ class Supervisor:
             if not save or ranks.this_rank().world_size > 1:  # ranks save together or not at all
                 return
             for policy in recovery.bring_learners_back() if recovery is not None else ():
-                self.pending_saves[policy].clear()  # what it was told has gone with it
+                self.commands.forget(policy=policy)  # what it was told has gone with it
             for policy in self.crew.whole("learner"):
-                self._request_save(policy, SAVE_PERIODIC)
-            self._wait_until(lambda: not any(self.pending_saves[policy] for policy in self.crew.whole("learner")),
+                self.commands.send(policy, SAVE, SAVE_PERIODIC)
+            self._wait_until(lambda: not {of for of, *_ in self.commands.open} & self.crew.whole("learner"),
                              lambda: "what was learned last could not be saved")
 
     def _check_alive(self) -> None:
@@ -245,12 +255,6 @@ class Supervisor:
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
-    def _let_sample(self, sampling: bool) -> None:
-        if self.recovery is not None:
-            self.recovery.sampling = sampling
-        for inbox in self.buffers.worker_inboxes:
-            inbox.put((RESUME if sampling else PAUSE, 0))
-
     def _stop(self) -> None:
         """Ask every component to leave, wait, and pass on what they report meanwhile."""
         for component in self.components:
@@ -281,13 +285,22 @@ class Supervisor:
         elif kind == "unsaved" and content[1] == SAVE_DONOR:
             self.population.donor_unsaved()
         elif kind == "saved" or (kind == "unsaved" and content[1] is not None):
-            self.pending_saves[content[0]].remove(content[1])
+            self.commands.answered(content[0], SAVE, content[1])
+        elif kind == "paused":
+            self.sampling.confirmed(*content)
+        elif kind == "loaded":
+            self.commands.answered(content[0], LOAD, content[1])
+            self.refused = self.refused or content[2]
+        elif kind == "finished":
+            self.commands.answered(content[0], FINISH, content[2], learner=content[1])
         elif kind == "evaluated":
             self.evaluations.scored(content[0])
-        if kind not in ("ready", "died"):
+        if kind not in ("ready", "died", "paused", "loaded", "finished"):
             self.records.add(kind, content, self.env_steps)
 
-    def _find_hung(self) -> None:
+    def _advance(self) -> None:
+        """Take what the components report; replace one that hangs."""
+        self.crew.advance(self._receive)
         for failure in self.recovery.find_hung()[:1] if self.recovery is not None else ():
             self._replace(failure)  # which may replace others that hang
 
@@ -300,12 +313,9 @@ class Supervisor:
         if component.role == "evaluator":
             self.evaluations.lost(self.env_steps)
         elif component.role == "learner":  # what it was told has gone with it
-            policy = component.number
-            reasons, self.pending_saves[policy] = self.pending_saves[policy], []
-            for reason in dict.fromkeys(reasons):
-                self._request_save(policy, reason)
+            self.commands.send_again(component.number)
             if self.population is not None:
-                self.population.learner_replaced(policy)
+                self.population.learner_replaced(component.number)
 
     def _wait_until(self, condition: Callable[[], bool], complaint: Callable[[], str],
                     more_seconds: float = 0.0) -> None:
@@ -316,16 +326,11 @@ class Supervisor:
         while not condition():
             if time.monotonic() > deadline:
                 raise ComponentError(f"{complaint()} within {seconds:.0f} s")
-            self.crew.advance(self._receive)
-            self._find_hung()
+            self._advance()
 
     def _meet(self, place: str) -> None:
         """Wait until all ranks have come so far."""
         self._wait_until(ranks.arrive(f"{self.buffers.store_prefix}/{place}"), lambda: f"not all ranks were {place}")
-
-    def _request_save(self, policy: int, reason: int) -> None:
-        self.pending_saves[policy].append(reason)
-        self.buffers.policies[policy].commands[0].put((SAVE, reason))
 
     def _update_population(self) -> None:
         """Let population-based training decide about the policies that are due."""
@@ -334,6 +339,19 @@ class Supervisor:
             decisions = self.population.update(self.records.objectives(self.buffers.kind_of_policy), steps)
             if decisions:
                 self.records.add_population(decisions, self.population.all_numbers(), self.env_steps)
+
+
+def introduce(system: Supervisor, plan: Plan, given: dict[str, Any], news: str) -> None:
+    """Tell what a run is made of, and why."""
+    cfg, is_resumed = system.cfg, any(plan.states)
+    chosen = (f"resumed at env_steps={system.env_steps:,} sgd_steps={sum(system.versions):,}\n"
+              + plan.describe_resume() if is_resumed else
+              explain(this_machine(cfg.device), profile(cfg.env, given), given,
+                      precision_of(cfg, plan.info, plan.devices)))
+    system.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], system.buffers.num_bytes,
+                                    plan.num_bytes, plan.replay_bytes) + f"\n{news}{chosen}")
+    if system.population is not None:
+        system.records.add_population([], system.population.all_numbers(), system.env_steps)
 
 
 def draw(system: Supervisor) -> None:

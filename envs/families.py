@@ -10,6 +10,7 @@ adds how it learns well (`appo.PROFILES`), and `runtime/machine.py` makes settin
 """
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -77,6 +78,8 @@ REGISTERED_BY = {"Vizdoom": "vizdoom.gymnasium_wrapper", "MiniGrid": "minigrid",
 PACKAGES = {"ale_py": "ale-py", "mujoco": "'gymnasium[mujoco]'", "Box2D": "'gymnasium[box2d]'",
             "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo"}
 
+# what the C++ implementation of Atari knows of `--env_kwargs`; with others gymnasium's wrappers play
+ATARI_VECTOR_KWARGS = {"repeat_action_probability", "full_action_space", "max_num_frames_per_episode"}
 LARGE_OBSERVATIONS = ("atari", "vizdoom")
 PROBED = 2**20  # the environment that only tells the spaces: no worker has so many
 
@@ -198,13 +201,19 @@ class OneSeed(gym.vector.VectorWrapper):
         return self.env.reset(seed=seed[0], options=options)
 
 
+def spec_of(cfg: Config) -> EnvSpec:
+    """Look up the environment of a run, with its `env_kwargs`."""
+    spec = find_spec(cfg.env)
+    return dataclasses.replace(spec, kwargs={**spec.kwargs, **cfg.env_kwargs})
+
+
 @handlers_kept()
 def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Make `num_envs` environments of `cfg.env`; with a render mode, ones that can be looked at (slower).
 
     Raises `UserError` with the install command when a package is missing, `EnvironmentFailure` for what they raise.
     """
-    spec, kind = find_spec(cfg.env), family(cfg.env)
+    spec, kind = spec_of(cfg), family(cfg.env)
     if cfg.env_frameskip != 1 and kind not in ("atari", "vizdoom"):
         raise UserError("--env_frameskip is for Atari games and VizDoom; leave it at 1")
     if cfg.env_framestack != 1 and kind != "atari":
@@ -229,6 +238,8 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, TypeError) and cfg.env_kwargs and "argument" in str(error):
+            raise UserError(f"--env={cfg.env} cannot be made with --env_kwargs={cfg.env_kwargs}: {error}") from error
         raise EnvironmentFailure(f"--env={cfg.env} cannot be made: {type(error).__name__}: {error}") from error
     env.max_reward = float(np.finfo(np.float32).max) if math.isfinite(cfg.reward_clip) else LARGEST / cfg.reward_scale
     return env
@@ -237,13 +248,26 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
 def gym_vector_env(cfg: Config, spec: EnvSpec, kind: str, num_envs: int, render_mode: str | None,
                    ) -> gym.vector.VectorEnv:
     """Make gymnasium environments of one agent: a batched implementation where there is one that will do."""
-    if kind == "atari" and render_mode is None:
+    if kind == "atari" and render_mode is None and cfg.env_kwargs.keys() <= ATARI_VECTOR_KWARGS:
         return _atari_vector(cfg, spec, num_envs)
     if spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
         return OneSeed(gym.make_vec(spec, num_envs=num_envs))
+    return SyncVectorEnv([lambda: Guard(gym_env(cfg, spec, kind, render_mode), cfg.env)] * num_envs)
+
+
+def gym_env(cfg: Config, spec: EnvSpec, kind: str, render_mode: str | None) -> gym.Env:
+    """Make one gymnasium environment of one agent, with what its family wraps around it."""
     make = {"atari": atari_env, "minigrid": minigrid_env, "mujoco": mujoco_env, "vizdoom": vizdoom_env}.get(
         kind, single_env)
-    return SyncVectorEnv([lambda: Guard(make(cfg, spec, render_mode), cfg.env)] * num_envs)
+    return make(cfg, spec, render_mode)
+
+
+def make_env(cfg: Config, render_mode: str | None = None) -> Any:
+    """Make one environment with what its family wraps around it: gymnasium's, or one of several agents."""
+    spec = spec_of(cfg)
+    if cfg.env.startswith(PREFIX) or makes_parallel_env(spec):
+        return parallel_env(cfg, spec, render_mode)
+    return gym_env(cfg, spec, family(cfg.env), render_mode)
 
 
 def call_maker(make: Callable, name: str, render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:
@@ -395,7 +419,7 @@ class NoopFireReset(gym.Wrapper):
 
 def atari_env(cfg: Config, spec: EnvSpec, render_mode: str | None, noop_max: int = 30) -> gym.Env:
     """Make one game from gymnasium's wrappers: the same observations as the C++ ones, and it can be rendered."""
-    env = gym.make(spec.id, frameskip=1, render_mode=render_mode, disable_env_checker=True)
+    env = gym.make(spec, frameskip=1, render_mode=render_mode, disable_env_checker=True)
     env = NoopFireReset(env, noop_max)
     env = gym.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=cfg.env_frameskip)
     env = gym.wrappers.FrameStackObservation(env, cfg.env_framestack, padding_type="zero")

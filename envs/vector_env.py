@@ -251,12 +251,13 @@ class EnvInfo(NamedTuple):
     kind_of_agent: list[int]  # [A]
     kinds: list[tuple[dict[str, spaces.Space], spaces.Space]]  # observation leaves and action space of each kind
     shaping: Any  # the default reward shaping, or None
+    obs_spaces: Sequence[spaces.Space] = ()  # of each kind, as the environment has them
 
 
 def describe(env: VectorEnv) -> EnvInfo:
     """Describe environments that were reset (an action mask may only show then)."""
     return EnvInfo(env.agents, env.kind_of_agent, [(kind.obs_space, kind.action_space) for kind in env.kinds],
-                   next(iter(env.default_shapings()), None))
+                   next(iter(env.default_shapings()), None), [kind.space for kind in env.kinds])
 
 
 class GymVectorEnv(VectorEnv):

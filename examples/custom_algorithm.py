@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from algorithm import Algorithm, Loss
 from config import NOT_NEGATIVE, Config, option
-from supervisor import Supervisor
+from trainer import Trainer
 from vtrace import gae
 
 
@@ -48,5 +48,5 @@ class Reinforce(Algorithm):
 
 
 if __name__ == "__main__":
-    with Supervisor("CartPole-v1", algo=Reinforce, experiment="reinforce") as system:
+    with Trainer("CartPole-v1", algo=Reinforce, experiment="reinforce") as system:
         system.train()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from algorithm import Loss
 from appo import AsyncPPO, Settings
 from config import NOT_NEGATIVE, option
-from supervisor import Supervisor
+from trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -28,5 +28,5 @@ class CalmPPO(AsyncPPO):
 
 
 if __name__ == "__main__":
-    with Supervisor("CartPole-v1", algo=CalmPPO, experiment="custom_loss") as system:
+    with Trainer("CartPole-v1", algo=CalmPPO, experiment="custom_loss") as system:
         system.train()

@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.user_error import UserError
 
-SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, CONFIGURE, EVALUATE, STOP = range(9)
+SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, LOAD, FINISH, CONFIGURE, EVALUATE, STOP = range(11)
 Message = Sequence[int]  # (kind, index, ...)
 
 

@@ -68,6 +68,7 @@ class Records:
         self.unwritten = Unwritten(self.run_dir, self.log)
         self.closed = self.line_open = False
         self.num_replaced = 0  # components that died or hung
+        self.row: dict[str, Any] = {}  # the last one that was written
 
         self.log_file, self.metrics = LineFile(self.run_dir / "log.txt"), LineFile(self.run_dir / "metrics.jsonl")
         if num_lost:
@@ -252,6 +253,7 @@ class Records:
         self._write_tensorboard(row, parts)
         row |= parts[0] if len(parts) == 1 else join_rows(parts)
         self.metrics.add(json.dumps(row))
+        self.row = row
         self._write_files(self._summary(env_steps))
         if self.begun is not None:
             self._show_progress(row)
@@ -303,6 +305,10 @@ class Records:
             self.unwritten.note("records", error.strerror or str(error))
         else:
             self.unwritten.note("records", None)
+
+    def save_config(self) -> None:
+        """Write settings that have changed."""
+        self._write(lambda: self.cfg.save(self.run_dir / "config.json"))
 
     def check_saved(self) -> None:
         """Raise `ComponentError` when the last periodic checkpoint of a policy could not be written."""

@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 from config import Config
 from runtime.checkpoint import policy_dir
+from runtime.commands import Sampling
 from runtime.crew import Component, Processes
 from runtime.files import remove_unfinished
-from runtime.inbox import PAUSE, RESUME, SLOTS, SPLIT, Inbox, Message
+from runtime.inbox import SLOTS, SPLIT, Inbox, Message
 from runtime.pulse import COUNT, START_SEC, WAITS, Watch, is_waiting
 from runtime.ranks import this_rank
 from runtime.user_error import ComponentError
@@ -52,8 +53,9 @@ class Recovery:
     """Decides about replacements, and makes them."""
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, crew: Processes, components: Sequence[Component],
-                 log: Callable[..., None]) -> None:
+                 sampling: Sampling, log: Callable[..., None]) -> None:
         self.cfg, self.buffers, self.crew, self.components, self.log = cfg, buffers, crew, components, log
+        self.sampling = sampling
         self.watch = Watch([component.make.SPANS for component in components], cfg.stall_timeout_sec,
                            cfg.env_timeout_sec, START_SEC + cfg.decorrelate_experience_max_seconds)
         self.last_look = time.monotonic()
@@ -61,7 +63,6 @@ class Recovery:
         self.failures: collections.deque[tuple[float, Failure]] = collections.deque()
         self.seconds_hung = 0.0
         self.count = 0  # of all replacements
-        self.sampling = False  # what rollout workers are told
         self.unsent: collections.deque[tuple[Inbox, Message]] = collections.deque()  # there was no room
 
     def find_hung(self) -> list[Failure]:
@@ -76,7 +77,7 @@ class Recovery:
         found = [Failure(hung.index, f"{self.components[hung.index].name} hangs: no sign of life for "
                          f"{hung.seconds:.0f} s{f', in {hung.doing!r}' if hung.doing else ''} (--{hung.setting})",
                          seconds=hung.seconds) for hung in self.watch.look(self.buffers.pulses.numpy(), has_mail)]
-        if self.watch.seconds_still > 2 * self.cfg.stall_timeout_sec and self.sampling and not found:
+        if self.watch.seconds_still > 2 * self.cfg.stall_timeout_sec and self.sampling.goes_on and not found:
             found = self._find_batcher()
         return found
 
@@ -164,7 +165,7 @@ class Recovery:
             handed_in = [slot for slot in slots if buffers.slot_place[slot] == HANDED_IN]
             self._send(policy.trajectories_done, (SLOTS, *handed_in))
         self._wait_for_writers()
-        self._send(buffers.worker_inboxes[worker], (RESUME if self.sampling else PAUSE, 0))
+        self._send(buffers.worker_inboxes[worker], self.sampling.told)
 
     def _wait_for_writers(self) -> None:
         """Wait until no policy worker is still writing what the worker that is gone had asked for; end who is late."""

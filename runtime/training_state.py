@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from config import Config, tunable
-from reducer import Reducer
+from reducer import Reducer, state_tensors
 from runtime import checkpoint
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
@@ -44,8 +44,7 @@ class TrainingState:
         self.decisions_trained = 0
         self.learning_rate = cfg.learning_rate
         self.place_in_population: dict[str, Any] = {}  # what the weights were learned with, saved beside them
-        if cfg.with_pbt:
-            self.configure()
+        self.configure()
         if saved is not None:
             self.load_state_dict(saved)
         if buffers.learners_replaced[policy]:  # this one takes the place of another, whose last weights were published
@@ -62,9 +61,9 @@ class TrainingState:
         """Return all that a checkpoint holds; the tensors are the live ones."""
         optimizer = self.optimizer.state_dict() | {"class": type(self.optimizer).__name__}
         env_steps, policy_steps = self.count_sampled().tolist()
-        return {"algo": self.cfg.algo, "model": self.model.state_dict(), "optimizer": optimizer,
-                "sgd_steps": self.sgd_steps, "env_steps": env_steps, "policy_steps": policy_steps,
-                "env_steps_trained": self.decisions_trained,
+        return {"algo": self.cfg.algo, "config": dataclasses.asdict(self.cfg), "model": self.model.state_dict(),
+                "optimizer": optimizer, "sgd_steps": self.sgd_steps, "env_steps": env_steps,
+                "policy_steps": policy_steps, "env_steps_trained": self.decisions_trained,
                 "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
                 "population": self.place_in_population}
 
@@ -157,11 +156,12 @@ class TrainingState:
     # ---- population ----------------------------------------------------------------------------------------------
 
     def configure(self) -> None:
-        """Take over this policy's settings from the supervisor (population-based training)."""
+        """Take over this policy's settings from the supervisor: a population's, or changed between calls of train()."""
         values = dict(zip(tunable(self.cfg), self.buffers.settings[self.policy].tolist(), strict=True))
         shaping = dict(zip(self.buffers.shaping_names, self.buffers.shaping[self.policy].tolist(), strict=True))
-        self.place_in_population = {"settings": values, "shaping": shaping,
-                                    "last_update": int(self.buffers.last_update[self.policy])}
+        if self.cfg.with_pbt:
+            self.place_in_population = {"settings": values, "shaping": shaping,
+                                        "last_update": int(self.buffers.last_update[self.policy])}
         self.sampled = self.count_sampled()
         is_new = values["learning_rate"] != self.cfg.learning_rate
         kinds = {field.name: field.type for field in dataclasses.fields(self.cfg)}
@@ -184,8 +184,33 @@ class TrainingState:
             return
         checkpoint.load_weights(self.model, state, path, self.cfg.algo)
         self.load_optimizer(state["optimizer"])
+        self.begin_anew(reducer)
+
+    def load_given(self, reducer: Reducer, *, reset_optimizer: bool) -> None:
+        """Take over the parameters that the user gave, and the optimizer if the file holds one.
+
+        As in `copy_policy` the counters stay, and nobody learns from what former weights have acted.
+        """
+        path = self.folder / checkpoint.GIVEN
+        self.take_over(reducer)
+        try:
+            state = checkpoint.load_checkpoint(path)
+            checkpoint.load_weights(self.model, state, path, self.cfg.algo)
+        except UserError as error:
+            self.report(("loaded", self.policy, int(reset_optimizer), str(error)))
+            return
+        if reset_optimizer:
+            for tensor in state_tensors(self.optimizer):
+                tensor.zero_()
+        elif "optimizer" in state:
+            self.load_optimizer(state["optimizer"])
+        self.begin_anew(reducer)
+        self.report(("loaded", self.policy, int(reset_optimizer), ""))
+
+    def begin_anew(self, reducer: Reducer) -> None:
+        """Publish weights that were not learned here; from their version on experience counts."""
         reducer.replace_shared(self.model)
-        self.sgd_steps = reducer.add_sgd_step(self.sgd_steps)  # a new version, from which on experience counts
+        self.sgd_steps = reducer.add_sgd_step(self.sgd_steps)
         self.weights.first_version = self.sgd_steps  # first, so that who acts with it knows it is another's
         self.publish()
 

@@ -9,6 +9,7 @@ import torch
 
 from config import make_config
 from runtime import pulse, recovery
+from runtime.commands import Sampling
 from runtime.inbox import SLOTS
 from runtime.pulse import BETWEEN, Watch, attach
 from runtime.recovery import Failure, Recovery
@@ -126,7 +127,7 @@ def make_recovery(monkeypatch: pytest.MonkeyPatch, clock: Clock | None, *, mail:
     policy = SimpleNamespace(trajectories_done=SimpleNamespace(empty=lambda: not mail))
     crew = SimpleNamespace(end=lambda index: None, processes=[SimpleNamespace(pid=0)] * 2)
     buffers = SimpleNamespace(policies=[policy], pulses=torch.ones(2, 3, dtype=torch.int64))
-    made = Recovery(cfg, buffers, crew, components, lambda *words, **how: None)
+    made = Recovery(cfg, buffers, crew, components, Sampling(buffers), lambda *words, **how: None)
     monkeypatch.setattr(made, "_replace", lambda component: None)
     return made
 

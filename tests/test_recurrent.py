@@ -304,7 +304,6 @@ def test_a_hidden_state_is_forgotten_whatever_it_holds() -> None:
 def test_agents_forget_the_hidden_states_of_weights_that_were_replaced(rnn_type: str) -> None:
     """From the first row that the copied weights act, and in no other row, the memory is empty; the learner sees it."""
     rig, rng = Rig(rnn_type=rnn_type), torch.Generator().manual_seed(1)
-    rig.policy_worker.may_be_replaced = True  # as with population-based training
     obs, states = torch.randn(AGENTS, T + 1, 4, generator=rng), torch.randn(AGENTS, rig.learner.model.state_size)
     versions = {3: 1, 7: 2, 9: 3}  # at step 3 and 9 after an ordinary SGD step
 

@@ -1,0 +1,85 @@
+"""What the supervisor tells learners and rollout workers, and who has not answered yet. Owned by the supervisor."""
+
+from runtime.inbox import PAUSE, RESUME, Message
+from shared_buffers import SharedBuffers
+
+
+class Sampling:
+    """Lets the rollout workers sample, or pause."""
+
+    def __init__(self, buffers: SharedBuffers) -> None:
+        self.inboxes, self.goal = buffers.worker_inboxes, buffers.goal
+        self.num_pauses = 0
+        self.told: Message = (PAUSE, 0)
+        self.paused: set[int] = set()  # the workers that have confirmed the last pause
+
+    @property
+    def goes_on(self) -> bool:
+        return self.told[0] == RESUME
+
+    def resume(self, goal: int) -> None:
+        """Let all workers sample until there are `goal` env_steps."""
+        self.goal.fill_(goal)
+        self._tell((RESUME, 0))
+
+    def pause(self) -> None:
+        """Let all workers pause."""
+        self.num_pauses += 1
+        self._tell((PAUSE, self.num_pauses))
+
+    def _tell(self, message: Message) -> None:
+        self.told = message
+        self.paused.clear()
+        for inbox in self.inboxes:
+            inbox.put(message)
+
+    def confirmed(self, worker: int, number: int) -> None:
+        """Note that no action of a worker is under way since a pause."""
+        if self.told == (PAUSE, number):
+            self.paused.add(worker)
+
+    def is_paused(self) -> bool:
+        """Tell whether no action is under way anywhere."""
+        return len(self.paused) == len(self.inboxes)
+
+
+class Commands:
+    """Sends commands that learners answer. A learner that takes the place of another is sent again what is open."""
+
+    def __init__(self, buffers: SharedBuffers) -> None:
+        self.buffers = buffers
+        self.open: list[tuple[int, int, int, int]] = []  # (policy, learner, kind, index), in the order of sending
+
+    def send(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
+        """Send (kind, index) to a learner of a policy."""
+        self.open.append((policy, learner, kind, index))
+        self.buffers.policies[policy].commands[learner].put((kind, index))
+
+    def answered(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
+        """Note an answer; one to a command that was given up is ignored."""
+        if (policy, learner, kind, index) in self.open:
+            self.open.remove((policy, learner, kind, index))
+
+    def is_open(self, policy: int, kind: int, index: int) -> bool:
+        """Tell whether the first learner of a policy has not answered a command."""
+        return (policy, 0, kind, index) in self.open
+
+    def awaits(self, kind: int) -> bool:
+        """Tell whether a command of a kind is open."""
+        return any(command[2] == kind for command in self.open)
+
+    def forget(self, policy: int | None = None, kind: int | None = None) -> None:
+        """Wait no more for the answers of a policy, or to commands of a kind."""
+        self.open = [command for command in self.open if policy != command[0] and kind != command[2]]
+
+    def send_again(self, policy: int) -> None:
+        """Send the open commands of a policy to its new learner, each once."""
+        own = dict.fromkeys(command for command in self.open if command[0] == policy)
+        self.forget(policy)
+        for _, learner, kind, index in own:
+            self.send(policy, kind, index, learner)
+
+    def describe(self, kind: int) -> str:
+        """Name the learners that have not answered a command of a kind."""
+        policies = sorted({command[0] for command in self.open if command[2] == kind})
+        return "the learner of " + ", ".join(f"policy {policy}" for policy in policies)

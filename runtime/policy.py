@@ -1,0 +1,231 @@
+"""A policy that acts on observations as its environment gives them: `load(run).predict(obs)`.
+
+Nothing here starts a process. Used by `trainer.py` (the newest parameters of a system) and `evaluate.py`.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from torch import Tensor, nn
+
+from config import Config, algorithm_class, make_config
+from envs.families import make_env, make_vector_env
+from envs.flat_spaces import ACTION_MASK
+from envs.vector_env import AgentKind, EnvInfo, describe
+from pbt import assign_kinds
+from runtime import checkpoint
+from runtime.by_name import check_trusted, reference
+from runtime.files import load_saved
+from runtime.machine import body_dtype, choose_device
+from runtime.records import read_summary
+from runtime.seeding import EVALUATION, derive_seed
+from runtime.user_error import UserError
+from weights import SharedWeights
+
+
+class Policy:
+    """A trained policy, for the agents of one kind, in this process."""
+
+    def __init__(self, cfg: Config, kind: AgentKind, model: nn.Module, device: torch.device) -> None:
+        """Act with a copy of a model's weights."""
+        self.cfg, self.kind, self.device, self.version = cfg, kind, device, -1
+        self.algorithm = algorithm_class(cfg.algo)(cfg)
+        with torch.random.fork_rng(devices=()):  # what trains in this process must draw the same numbers as without
+            self.model = self.algorithm.make_model(kind.obs_space, kind.action_space)
+            torch.manual_seed(derive_seed(cfg.seed, EVALUATION, part=2))
+            self.random_state = torch.get_rng_state()
+        self.model.load_state_dict(model.state_dict())
+        self.model = self.model.to(device).body_to(body_dtype(cfg, device, kind.obs_space)).eval()
+
+    @classmethod
+    def of_info(cls, cfg: Config, info: EnvInfo, kind_number: int, model: nn.Module, device: torch.device) -> "Policy":
+        """Make it for a kind of agents of an environment that was described."""
+        kind = AgentKind(cfg.env, info.obs_spaces[kind_number], info.kinds[kind_number][1], np.arange(1),
+                         squash_actions=cfg.squash_actions)
+        if ACTION_MASK in info.kinds[kind_number][0] and not kind.has_mask:
+            kind.add_mask(in_info=True)
+        return cls(cfg, kind, model, device)
+
+    def refresh(self, weights: SharedWeights) -> None:
+        """Take over newer weights, if there are some."""
+        if weights.version != self.version:
+            self.version = weights.refresh(self.model)
+
+    def make_env(self, render_mode: str | None = None) -> Any:
+        """Make one environment as the policy knows it, with the preprocessing of its family."""
+        return make_env(self.cfg, render_mode)
+
+    def predict(self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False,
+                action_mask: Any = None) -> tuple[Any, Tensor]:
+        """Choose actions.
+
+        Args:
+            obs: one observation, or a batch of B: a list of observations, or arrays with one axis more in front. An
+                action mask in it counts.
+            state: what the last call returned, for a policy with a memory; None: the beginning of an episode.
+            episode_start: a bool, or [B]: where it is true the memory is empty.
+            deterministic: take the most likely action instead of drawing one.
+            action_mask: of an environment that gives it in its infos; one, or a list of B.
+
+        Returns the action in the form of the environment, or a batch of them, and the next state, [state_size] or
+        [B, state_size] float32. Raises `UserError` for an observation that is not of the environment's space.
+        """
+        is_single = is_one(self.kind.space, obs)
+        leaves = self._leaves([obs] if is_single else obs)
+        count = len(next(iter(leaves.values())))
+        if self.kind.has_mask:
+            given = action_mask if self.kind.mask_in_info else list(leaves[ACTION_MASK])
+            given = [given] if is_single and self.kind.mask_in_info else [None] * count if given is None else given
+            leaves[ACTION_MASK] = self.kind.join_masks(given)
+        elif action_mask is not None:
+            raise UserError(f"action_mask: {self.kind.name} has none in its infos")
+        if fault := self.kind.find_fault(leaves):
+            raise UserError(f"{self.kind.name}: {fault[1]}")
+        actions, states = self._act(leaves, count, state, episode_start, deterministic)
+        if is_single:
+            return next(iter(iterate(batch_space(self.kind.action_space, 1), actions))), states[0]
+        return actions, states
+
+    @torch.inference_mode()
+    def _act(self, leaves: Mapping[str, np.ndarray], count: int, state: Any, episode_start: Any, deterministic: bool,
+             ) -> tuple[Any, Tensor]:
+        size = self.model.state_size
+        states = torch.zeros(count, size) if state is None else torch.as_tensor(state, dtype=torch.float32)
+        if states.numel() != count * size:
+            raise UserError(f"state has the shape {tuple(states.shape)}, not {(count, size)}")
+        new = np.broadcast_to(np.asarray(False if episode_start is None else episode_start, bool), count)
+        tensors = {name: torch.as_tensor(value, device=self.device) for name, value in leaves.items()}
+        with torch.random.fork_rng(devices=()):
+            torch.set_rng_state(self.random_state)
+            columns, states = self.algorithm.act(
+                self.model, tensors, states.reshape(count, size).to(self.device),
+                torch.tensor(new, device=self.device), deterministic=deterministic)
+            self.random_state = torch.get_rng_state()
+        return self.kind.actions(columns["actions"].cpu().numpy()), states.cpu()
+
+    def _leaves(self, obs: Any) -> dict[str, np.ndarray]:
+        """Turn a batch of observations into named arrays."""
+        space = self.kind.space
+        try:
+            if isinstance(obs, list):
+                obs = concatenate(space, obs, create_empty_array(space, len(obs)))
+            return self.kind.flatten(as_arrays(space, obs))
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise UserError(f"the observation is not one, nor a batch, of {space}: {error}") from error
+
+
+def is_one(space: spaces.Space, obs: Any) -> bool:
+    """Tell one observation of a space from a batch."""
+    if isinstance(space, spaces.Dict) and isinstance(obs, Mapping):
+        name = next(iter(space.spaces))
+        return name not in obs or is_one(space[name], obs[name])
+    if isinstance(space, spaces.Tuple) and isinstance(obs, tuple) and obs:
+        return is_one(space[0], obs[0])
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return False
+    if isinstance(space, spaces.Text):
+        return isinstance(obs, str)
+    return np.ndim(obs) == len(space.shape)
+
+
+def as_arrays(space: spaces.Space, obs: Any) -> Any:
+    """Return a batch of observations with arrays in it. Raises `ValueError` for other shapes."""
+    if isinstance(space, spaces.Dict):
+        return {name: as_arrays(part, obs[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(as_arrays(part, value) for part, value in zip(space.spaces, obs, strict=True))
+    if isinstance(space, spaces.Text):
+        return obs
+    array = np.asarray(obs)
+    if array.shape[1:] != space.shape:
+        raise ValueError(f"a shape is {array.shape[1:]}, not {space.shape}")
+    return array if array.dtype == space.dtype else array.astype(space.dtype)
+
+
+# ---- from a run ----------------------------------------------------------------------------------------------------
+
+
+def find_policy(cfg: Config, which: str, policy: int) -> tuple[Path, list[Path]]:
+    """Find a policy's checkpoint: best (else latest), latest, or a file; and newer ones that are damaged.
+
+    Raises `UserError` when there is none.
+    """
+    if which not in ("best", "latest"):
+        if not Path(which).is_file():
+            raise UserError(f"--checkpoint={which} is neither best, latest, random nor a file")
+        return Path(which), []
+    path = checkpoint.find_checkpoint(cfg.run_dir, "best", policy) if which == "best" else None
+    damaged: list[Path] = []
+    if path is None:
+        path, _, damaged = checkpoint.load_newest(cfg.run_dir, policy)
+    if path is None:
+        raise UserError(f"{checkpoint.policy_dir(cfg.run_dir, policy)} holds no checkpoint; train on, or choose "
+                        "another --policy")
+    return path, damaged
+
+
+def best_policy(cfg: Config, which: str) -> int:
+    """Choose the policy with the best score: of best.pt if that plays, else the mean true objective or return."""
+    summary = read_summary(cfg.run_dir)
+    names = ["best_score", "true_objective", "mean_return"]
+    for name in names if which == "best" else names[1:]:
+        with contextlib.suppress(TypeError, ValueError):  # somebody has written something else there
+            scores = np.array([-np.inf if score is None else score for score in summary.get(name, [])], np.float64)
+            if scores.shape == (cfg.num_policies,) and scores.max() > -np.inf:
+                return int(scores.argmax())
+    return 0
+
+
+def load(path: Any, *, env: Any = None, policy: int | None = None, which: str = "best", device: str = "cpu",
+         trust_run: bool = False) -> Policy:
+    """Load a trained policy, without starting a process.
+
+    Args:
+        path: a run's folder, or a checkpoint file.
+        env: the environment, where the run's is code of your own (an id, a function or class).
+        policy: which of a population; None: of a run the one with the best score.
+        which: of a run: best (else latest) or latest.
+        device: where it computes.
+        trust_run: import the code that the settings of the run name (SECURITY.md).
+
+    Raises `UserError` when there is none, or when its settings name code that was not asked for.
+    """
+    path = Path(path)
+    state = None if path.is_dir() else checkpoint.load_checkpoint(path)
+    saved = dict(state["config"]) if state and "config" in state else load_saved(
+        (path if state is None else path.resolve().parents[2]) / "config.json")
+    if env is not None:
+        saved["env"] = env if isinstance(env, str) else reference(env)
+    elif ":" in saved["env"] and not trust_run:
+        raise UserError(f"{path} asks to import {saved['env']}; give env=..., or trust_run=True if you know what that "
+                        "code does")
+    check_trusted(saved, {"trust_run": trust_run}, path)
+    if state is None:  # it may have been moved
+        saved |= {"train_dir": str(path.resolve().parent), "experiment": path.resolve().name}
+    cfg = dataclasses.replace(make_config(saved), device=device)
+    if state is None:
+        policy = best_policy(cfg, which) if policy is None else policy
+        path = find_policy(cfg, which, policy)[0]
+        state = checkpoint.load_checkpoint(path)
+    return restore(cfg, state, path, policy or 0)
+
+
+def restore(cfg: Config, state: Mapping[str, Any], path: Path, policy: int) -> Policy:
+    """Make a policy of a checkpoint; the environment is made once, to learn its spaces."""
+    env = make_vector_env(cfg, 1)
+    with contextlib.closing(env):
+        env.reset([derive_seed(cfg.seed, EVALUATION, part=3)])  # now an action mask shows
+        info = describe(env)
+    if policy not in range(cfg.num_policies):
+        raise UserError(f"there is no policy {policy}; there are 0 to {cfg.num_policies - 1}")
+    kind = assign_kinds(cfg, info)[policy]
+    model = algorithm_class(cfg.algo)(cfg).make_model(*info.kinds[kind])
+    checkpoint.load_weights(model, state, path, cfg.algo)
+    return Policy.of_info(cfg, info, kind, model, choose_device(cfg.device, policy))

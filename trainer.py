@@ -1,0 +1,286 @@
+"""The system for use from Python: train a while, look at the parameters, change them, train on, predict.
+
+    from appo import APPO, load
+
+    if __name__ == "__main__":
+        with APPO("CartPole-v1", learning_rate=1e-3) as appo:
+            print(appo.train(50_000)["mean_return"])
+            parameters = appo.get_parameters()          # {policy: {name: tensor}}
+            appo.set_parameters(parameters)
+            action, _ = appo.predict([0.0, 0.1, 0.0, 0.1])
+        policy = load("train_dir/CartPole-v1")          # plays without starting a process
+
+`Trainer` adds to `supervisor.Supervisor` what a person calls; each algorithm has a subclass, `appo.APPO` and so on.
+The arguments `encoder`, `encodersubtype` and `policy_kwargs` are those of AsynRL. Read next: `supervisor.py`.
+"""
+
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from config import tunable
+from runtime import checkpoint
+from runtime.files import replacing
+from runtime.inbox import CONFIGURE, LOAD
+from runtime.policy import Policy, load
+from runtime.user_error import UserError, nearest
+from supervisor import Supervisor
+
+# AsynRL's names of encoders (those of Sample Factory 1), and what they are here
+ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("conv", "convnet_simple"): {"encoder_conv_architecture": "convnet_simple"},
+    ("conv", "convnet_impala"): {"encoder_conv_architecture": "convnet_a3c"},
+    ("conv", "convnet_atari"): {"encoder_conv_architecture": "convnet_atari"},
+    ("conv", "minigrid_convnet_tiny"): {"encoder_conv_architecture": "convnet_small"},
+    ("resnet", "resnet_impala"): {"encoder_conv_architecture": "resnet_impala"},
+    ("mlp", "mlp_mujoco"): {},  # vectors always have an MLP, --encoder_mlp_layers
+}
+RECORDS_SETTINGS = ("train_for_seconds", "report_interval_sec", "save_every_sec", "save_milestones_sec")
+CPU = torch.device("cpu")
+Parameters = Mapping[str, Tensor]
+
+
+class _Load:
+    """`system.load(path)` takes a checkpoint over; `APPO.load(path)`, of the class, is the function `load`."""
+
+    def __get__(self, system: "Trainer | None", owner: type) -> Callable[..., Any]:
+        return load if system is None else system.load_checkpoint
+
+
+class Trainer(Supervisor):
+    """A system that trains, with what is comfortable in Python."""
+
+    load = _Load()
+
+    def __init__(self, env: str | Callable, encoder: str | Callable = "", encodersubtype: str = "",
+                 num_envs_per_worker: int | None = None, num_workers: int | None = None, device: str = "auto",
+                 policy_kwargs: Mapping[str, Any] | None = None, *, env_kwargs: Mapping[str, Any] | None = None,
+                 **settings: Any) -> None:
+        """Make the system; it starts its processes and waits.
+
+        Args:
+            env: an environment id, or a function or class that makes one environment, of one agent or several.
+            encoder: a function or class, or "module:name"; or with `encodersubtype` AsynRL's names (`ENCODERS`).
+            num_envs_per_worker, num_workers: None: what fits the machine.
+            device: auto, cpu, cuda, cuda:1, ...; gpu is cuda.
+            policy_kwargs: more settings, as in AsynRL.
+            env_kwargs: arguments for the maker of the environment; what JSON can hold.
+            settings: of `Config` and the algorithm (`train.py --help`); None: the default. `core`, `model`,
+                `policy_mapping` and `algo` may be functions or classes.
+
+        Raises `UserError` for impossible settings.
+        """
+        if not (isinstance(env, str) or callable(env)):
+            raise UserError(f"env is a {type(env).__name__}; give an id, or a function or class that makes one")
+        given = {"num_envs_per_worker": num_envs_per_worker, "num_workers": num_workers,
+                 "device": "cuda" if str(device) == "gpu" else str(device),
+                 "env_kwargs": None if env_kwargs is None else dict(env_kwargs), **settings}
+        for more in (encoder_settings(encoder, encodersubtype), policy_kwargs or {}):
+            if twice := {name for name in more if given.get(name) is not None}:
+                raise UserError(f"{min(twice)} is given twice; give it once")
+            given |= more
+        super().__init__(env, **{name: value for name, value in given.items() if value is not None})
+        self._policies: dict[int, Policy] = {}  # for predict()
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def train(self, train_for_env_steps: int | None = None,
+              callback: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+        """Train for so many more env_steps, or until `train_for_env_steps` or `train_for_seconds` of the settings.
+
+        It takes at most one step of each environment more than asked for, and the next call so many fewer. It returns
+        when the workers have paused and all complete datasets are trained on; in between no process is busy.
+
+        Args:
+            callback: is called with each report, a row of metrics.jsonl; it may `change` settings, and stops the
+                training by returning False.
+
+        Returns what this call has done: env_steps, sgd_steps, num_episodes, train_sec, fps (env_frames per second), and
+        the last row of metrics.jsonl, with the totals of the run as total_env_steps and total_sgd_steps. Ctrl-C saves
+        and raises `KeyboardInterrupt`; afterwards the system can be used as before.
+        """
+        if train_for_env_steps is not None and (train_for_env_steps <= 0 or train_for_env_steps != int(
+                train_for_env_steps)):
+            raise UserError(f"train_for_env_steps={train_for_env_steps} must be a whole number above 0")
+        before = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
+        begun, told, failure = time.monotonic(), self.records.row, []
+
+        def tell() -> bool:
+            """Tell the callback of a new row; return whether it asks for a stop."""
+            nonlocal told
+            row = self.records.row
+            if callback is None or row is told or failure:
+                return bool(failure)
+            told = row
+            try:
+                return callback(dict(row)) is False
+            except Exception as error:  # noqa: BLE001  raised again when the training has paused
+                failure.append(error)
+                return True
+
+        super().train(None if train_for_env_steps is None else int(train_for_env_steps), tell)
+        tell()
+        if failure:
+            raise failure[0]
+        seconds = time.monotonic() - begun
+        totals = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
+        done = dict(zip(("env_steps", "sgd_steps", "num_episodes"), (totals - before).tolist(), strict=True))
+        return {**self.records.row, **done, "total_env_steps": int(totals[0]), "total_sgd_steps": int(totals[1]),
+                "train_sec": seconds, "fps": done["env_steps"] * self.cfg.env_frameskip / seconds}
+
+    def change(self, **settings: Any) -> None:
+        """Change settings of a system that was made, between calls of `train` or in its callback.
+
+        What the loss weighs and how fast it learns can change (the numbers that population-based training tunes), and
+        when to report, save and stop. Raises `UserError` for all others, naming them.
+        """
+        changeable = {*RECORDS_SETTINGS, *(() if self.cfg.with_pbt else tunable(self.cfg))}
+        for name in settings.keys() - changeable:
+            if not hasattr(self.cfg, name):
+                raise UserError(f"unknown setting {name}{nearest(name, changeable)}")
+            raise UserError(f"{name} cannot change in a system that was made; make a new one with it. These can: "
+                            + ", ".join(sorted(changeable)))
+        self.cfg = self.records.cfg = dataclasses.replace(self.cfg, **settings)
+        if settings.keys() - set(RECORDS_SETTINGS):
+            self.buffers.settings[:] = torch.tensor([*tunable(self.cfg).values()], dtype=torch.float64)
+            for policy in self.buffers.policies:
+                for commands in policy.commands:
+                    commands.put((CONFIGURE, 0))
+        self.records.save_config()
+
+    # ---- parameters ----------------------------------------------------------------------------------------------
+
+    def get_parameters(self) -> dict[int, dict[str, Tensor]]:
+        """Return the newest parameters of each policy, {policy: {name: tensor}}: float32 copies on the CPU.
+
+        The running statistics of observations and returns are among them.
+        """
+        return {policy: buffers.weights.read(self.models[policy])[0]
+                for policy, buffers in enumerate(self.buffers.policies)}
+
+    def set_parameters(self, parameters: str | os.PathLike | Parameters | Mapping[int, Parameters], *,
+                       reset_optimizer: bool = False) -> None:
+        """Replace parameters, between two calls of `train`; the next action is computed with them.
+
+        What was sampled with others and not yet trained on is left out, and recurrent policies begin with an empty
+        memory. Counters stay.
+
+        Args:
+            parameters: {policy: state dict}, also of some policies only; a state dict, for a system of one policy; or
+                the path of a checkpoint or of a run, whose newest checkpoints are taken.
+            reset_optimizer: forget the moments of the optimizer.
+
+        Raises `UserError`, and changes nothing, for what does not fit.
+        """
+        if isinstance(parameters, str | os.PathLike):
+            states = {policy: {"model": state["model"]} for policy, state in self._read(Path(parameters)).items()}
+        else:
+            by_policy = parameters if all(isinstance(key, int) for key in parameters) else {0: parameters}
+            states = {policy: {"model": dict(state)} for policy, state in by_policy.items()}
+        self._replace_parameters(states, reset_optimizer=reset_optimizer)
+
+    def save(self, path: str | os.PathLike | None = None, policy: int = 0) -> None:
+        """Write a checkpoint of each policy into the run's folder, or one of `policy` to a file.
+
+        Raises `ComponentError` when it cannot be written.
+        """
+        self._check_alive()
+        self._save()
+        self.records.check_saved()
+        if path is not None:
+            newest = checkpoint.find_checkpoint(self.cfg.run_dir, "latest", policy)
+            try:
+                with newest.open("rb") as source, replacing(Path(path)) as target:
+                    shutil.copyfileobj(source, target)
+            except OSError as error:
+                raise UserError(f"{path} cannot be written: {error.strerror}") from error
+
+    def load_checkpoint(self, path: str | os.PathLike) -> None:
+        """Take over parameters and optimizers from a checkpoint, or from the newest ones of a run (see `load`)."""
+        states = {policy: {name: state[name] for name in ("model", "optimizer") if name in state}
+                  for policy, state in self._read(Path(path)).items()}
+        self._replace_parameters(states, reset_optimizer=False)
+
+    def _read(self, path: Path) -> dict[int, dict[str, Any]]:
+        """Read the checkpoint of a file, or those of a run."""
+        if not path.is_dir():
+            return {0: checkpoint.load_checkpoint(path)}
+        states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(self.cfg.num_policies)}
+        if None in states.values():
+            raise UserError(f"{path} holds no checkpoint of each of the {self.cfg.num_policies} policies")
+        return states
+
+    def _replace_parameters(self, states: Mapping[int, dict[str, Any]], *, reset_optimizer: bool) -> None:
+        self._check_alive()
+        if self.records.begun is not None:
+            raise UserError("parameters can be replaced between two calls of train(), not within one")
+        for policy, state in states.items():
+            if policy not in range(self.cfg.num_policies):
+                raise UserError(f"there is no policy {policy!r}; there are 0 to {self.cfg.num_policies - 1}")
+            state["model"] = fit(state["model"], self.models[policy].state_dict(), policy)
+        paths = [checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.GIVEN for policy in states]
+        try:
+            for state, path in zip(states.values(), paths, strict=True):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.save_checkpoint({"algo": self.cfg.algo, "sgd_steps": 0, "env_steps": 0, **state}, path)
+            self.refused = ""
+            for policy in states:
+                self.commands.send(policy, LOAD, int(reset_optimizer))
+            self._wait_for_answers(LOAD, "take the parameters over")
+        except OSError as error:
+            raise UserError(f"parameters are handed over in {error.filename}, which cannot be written: {error.strerror}"
+                            ) from error
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
+        if self.refused:
+            raise UserError(self.refused)
+
+    # ---- acting --------------------------------------------------------------------------------------------------
+
+    def predict(self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False,
+                policy: int = 0, action_mask: Any = None) -> tuple[Any, Tensor]:
+        """Choose the action of a policy with its newest parameters; as `Policy.predict`, which says more."""
+        if policy not in self._policies:
+            kind = self.buffers.policies[policy].kind
+            self._policies[policy] = Policy.of_info(self.cfg, self.buffers.info, kind, self.models[policy], CPU)
+        self._policies[policy].refresh(self.buffers.policies[policy].weights)
+        return self._policies[policy].predict(obs, state, episode_start, deterministic, action_mask)
+
+
+def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:
+    """Return the settings that the arguments `encoder` and `encodersubtype` mean. Raises `UserError`."""
+    if callable(encoder) or ":" in encoder or not (encoder or subtype):
+        if subtype:
+            raise UserError(f"encodersubtype={subtype} belongs to encoder='conv', 'resnet' or 'mlp'; leave it out")
+        return {"encoder": encoder} if encoder else {}
+    for (kind, name), settings in ENCODERS.items():
+        if encoder in (kind, "") and subtype in (name, ""):
+            return dict(settings)
+    known = ", ".join("/".join(pair) for pair in ENCODERS)
+    raise UserError(f"encoder={encoder!r} with encodersubtype={subtype!r} is unknown; use one of {known}, or a class")
+
+
+def fit(given: Mapping[str, Any], own: Parameters, policy: int) -> dict[str, Tensor]:
+    """Return parameters as tensors. Raises `UserError` where they differ from a policy's own in names or shapes."""
+    whose = f"the parameters of policy {policy}"
+    for name in sorted(own.keys() - given.keys()):
+        raise UserError(f"{whose} lack {name!r}")
+    for name in sorted(given.keys() - own.keys(), key=str):
+        raise UserError(f"{whose} have no {name!r}{nearest(name, own)}")
+    state = {}
+    for name, tensor in own.items():
+        state[name] = torch.as_tensor(given[name]).detach().to("cpu", tensor.dtype, copy=True)
+        if state[name].shape != tensor.shape:
+            raise UserError(f"{whose}: {name} has the shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
+        if not state[name].isfinite().all():
+            raise UserError(f"{whose}: {name} is not finite")
+    return state

@@ -93,7 +93,8 @@ class Trainer(Supervisor):
     # ---- training ------------------------------------------------------------------------------------------------
 
     def train(self, train_for_env_steps: int | None = None,
-              callback: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+              callback: Callable[[dict[str, Any]], Any] | None = None,
+              should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Train for so many more env_steps, or until `train_for_env_steps` or `train_for_seconds` of the settings.
 
         It takes at most one step of each environment more than asked for, and the next call so many fewer. It returns
@@ -102,13 +103,14 @@ class Trainer(Supervisor):
         Args:
             callback: is called with each report, a row of metrics.jsonl; it may `change` settings, and stops the
                 training by returning False.
+            should_stop: is asked all the time, and stops the training by returning True.
 
         Returns what this call has done: env_steps, sgd_steps, num_episodes, train_sec, fps (env_frames per second), and
         the last row of metrics.jsonl, with the totals of the run as total_env_steps and total_sgd_steps. Ctrl-C saves
         and raises `KeyboardInterrupt`; afterwards the system can be used as before.
         """
-        if train_for_env_steps is not None and (train_for_env_steps <= 0 or train_for_env_steps != int(
-                train_for_env_steps)):
+        if train_for_env_steps is not None and not (train_for_env_steps > 0 and float(
+                train_for_env_steps).is_integer()):
             raise UserError(f"train_for_env_steps={train_for_env_steps} must be a whole number above 0")
         before = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
         begun, told, failure = time.monotonic(), self.records.row, []
@@ -126,7 +128,8 @@ class Trainer(Supervisor):
                 failure.append(error)
                 return True
 
-        super().train(None if train_for_env_steps is None else int(train_for_env_steps), tell)
+        super().train(None if train_for_env_steps is None else int(train_for_env_steps),
+                      lambda: tell() or should_stop())
         tell()
         if failure:
             raise failure[0]

@@ -1,0 +1,279 @@
+"""The class for use from Python: budgets, parameters, predictions, callbacks, AsynRL's arguments."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from diary import Diary
+
+from a3c import A3C
+from appo import APPO, load
+from pql import PQL
+from runtime import checkpoint
+from runtime.inbox import LOAD
+from runtime.user_error import UserError
+from trainer import ENCODERS, Trainer, encoder_settings
+
+SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64,
+                         "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (16,)}
+NUM_ENVS = 8
+SERIAL = SMALL | {"serial_mode": True}
+
+
+def always(action: int) -> torch.Tensor:
+    """Return a bias of CartPole's policy head that chooses one action."""
+    return torch.tensor([1000.0, -1000.0] if action == 0 else [-1000.0, 1000.0])
+
+
+# ---- budgets ---------------------------------------------------------------------------------------------------------
+
+
+def test_twenty_calls_take_exactly_what_they_were_asked_for_and_a_paused_system_rests(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SMALL) as appo:
+        for call in range(1, 21):
+            before = appo.env_steps, sum(appo.versions)
+            done = appo.train(500)
+            assert 500 * call <= appo.env_steps < 500 * call + NUM_ENVS
+            assert done["env_steps"] == appo.env_steps - before[0]
+            assert done["sgd_steps"] == sum(appo.versions) - before[1] > 0
+        row = json.loads((appo.cfg.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+        assert done["mean_return"] == row["mean_return"]
+        # all that was finished is trained on, but for less than a dataset
+        left = appo.env_steps - int(appo.buffers.decisions_trained[0])
+        assert left < (2 * 64 + NUM_ENVS * 16) + appo.records.num_episodes  # each episode's end is a row of its own
+        processes = [psutil.Process(process.pid) for process in appo.crew.processes] + [psutil.Process()]
+        used = -sum(sum(process.cpu_times()[:2]) for process in processes)
+        time.sleep(10)
+        used += sum(sum(process.cpu_times()[:2]) for process in processes)
+        assert used < 0.1, "less than 1 % of a core"
+        assert appo.env_steps < 10_000 + NUM_ENVS, "nobody samples meanwhile"
+
+
+def test_a_budget_that_the_call_before_has_taken_takes_nothing(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        steps = [appo.train(1)["env_steps"] for _ in range(2 * NUM_ENVS)]
+        assert sum(steps) == appo.env_steps == 2 * NUM_ENVS
+        assert set(steps) == {0, NUM_ENVS}
+        for wrong in (0, -5, 1.5, math.nan, math.inf):
+            with pytest.raises(UserError, match="must be a whole number above 0"):
+                appo.train(wrong)
+
+
+def test_a_system_that_was_stopped_begins_its_next_budget_there(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        appo.train(10_000, should_stop=lambda: appo.env_steps >= 200)
+        stopped = appo.env_steps
+        appo.train(300)
+        assert stopped + 300 <= appo.env_steps < stopped + 300 + NUM_ENVS
+
+
+# ---- callbacks and settings that change ------------------------------------------------------------------------------
+
+
+def test_a_callback_gets_each_report_changes_the_learning_rate_and_stops_the_training(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+
+    def callback(row: dict[str, Any]) -> bool | None:
+        rows.append(row)
+        if len(rows) == 2:
+            appo.change(learning_rate=2e-4)
+        return len(rows) < 5
+
+    with APPO("CartPole-v1", train_dir=str(tmp_path), lr_schedule="constant", learning_rate=1e-3, **SERIAL) as appo:
+        appo.train(100_000, callback)
+        assert len(rows) == 5
+        assert [row["learning_rate"] for row in rows[:2]] == [1e-3, 1e-3]
+        assert rows[-1]["learning_rate"] == 2e-4
+        written = [json.loads(line) for line in (appo.cfg.run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert rows == written
+    assert json.loads((appo.cfg.run_dir / "config.json").read_text())["learning_rate"] == 2e-4
+
+
+def test_an_error_in_a_callback_reaches_the_caller_and_the_system_goes_on(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        with pytest.raises(ZeroDivisionError):
+            appo.train(100_000, lambda row: 1 / 0)
+        stopped = appo.env_steps
+        assert stopped < 10_000
+        appo.train(300)
+        assert appo.env_steps >= stopped + 300
+
+
+@pytest.mark.parametrize(("settings", "complaint"), [
+    ({"num_workers": 3}, "^num_workers cannot change in a system that was made.*learning_rate"),
+    ({"learning_rat": 3}, r"^unknown setting learning_rat \(did you mean learning_rate\?\)"),
+    ({"learning_rate": -1.0}, "^--learning_rate=-1.0 must be greater than 0")])
+def test_settings_that_cannot_change_are_refused_by_name(tmp_path: Path, settings: dict[str, Any],
+                                                         complaint: str) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        before = appo.cfg
+        with pytest.raises(UserError, match=complaint):
+            appo.change(**settings)
+        assert appo.cfg == before
+
+
+# ---- parameters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("serial_mode", [False, True])
+def test_parameters_that_were_set_choose_the_very_next_action(tmp_path: Path, *, serial_mode: bool) -> None:
+    diary = tmp_path / "diary"
+    with APPO(Diary, env_kwargs={"path": str(diary)}, train_dir=str(tmp_path), learning_rate=1e-7,
+              **SMALL | {"serial_mode": serial_mode}) as appo:
+        appo.train(300)
+        assert set(diary.read_text()) == {"0", "1"}
+        for action in (1, 0):
+            parameters = appo.get_parameters()
+            parameters[0]["policy_head.bias"] = always(action)
+            appo.set_parameters(parameters[0])
+            assert appo.predict(np.zeros(2, np.float32))[0] == action
+            written = len(diary.read_text())
+            appo.train(300)
+            assert set(diary.read_text()[written:]) == {str(action)}
+            assert torch.equal(appo.get_parameters()[0]["policy_head.bias"].sign(), always(action).sign())
+
+
+def test_what_was_acted_with_other_parameters_is_not_learned_from(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        appo.train(8 * NUM_ENVS)  # half of each trajectory
+        appo.set_parameters(appo.get_parameters())
+        done = appo.train(8 * NUM_ENVS)
+        assert done["valid_fraction"] < 0.6
+
+
+@pytest.mark.parametrize("reset_optimizer", [False, True])
+def test_the_optimizer_stays_or_begins_anew(tmp_path: Path, *, reset_optimizer: bool) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        appo.train(1000)
+        appo.set_parameters(appo.get_parameters(), reset_optimizer=reset_optimizer)
+        appo.save(tmp_path / "saved.pt")
+    moments = checkpoint.load_checkpoint(tmp_path / "saved.pt")["optimizer"]["state"]
+    assert all(bool(state["exp_avg_sq"].any()) != reset_optimizer for state in moments.values())
+    assert all(bool(state["step"] > 0) != reset_optimizer for state in moments.values())
+
+
+def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        appo.train(600)
+        appo.save(tmp_path / "early.pt")
+        early = appo.get_parameters()[0]
+        appo.train(2000)
+        assert not torch.equal(appo.get_parameters()[0]["policy_head.weight"], early["policy_head.weight"])
+        appo.load(tmp_path / "early.pt")
+        assert all(torch.equal(tensor, early[name]) for name, tensor in appo.get_parameters()[0].items())
+        appo.save(tmp_path / "again.pt")
+        first, second = (checkpoint.load_checkpoint(tmp_path / f"{name}.pt") for name in ("early", "again"))
+        torch.testing.assert_close(first["optimizer"]["state"], second["optimizer"]["state"], rtol=0, atol=0)
+        assert second["env_steps"] == appo.env_steps > first["env_steps"], "counters go on"
+        appo.set_parameters(appo.cfg.run_dir)
+        assert not list(tmp_path.rglob("given.pt"))
+
+
+@pytest.mark.parametrize("make", [A3C, PQL])
+def test_several_learners_take_parameters_over_together(tmp_path: Path, make: type[Trainer]) -> None:
+    """Hogwild's, and those with roles; with processes."""
+    more: dict[str, Any] = {"num_learners": 2} if make is A3C else {"replay_size": 1000, "replay_warmup": 256}
+    env = "CartPole-v1" if make is A3C else "Pendulum-v1"
+    with make(env, train_dir=str(tmp_path), num_workers=1, num_envs_per_worker=4, rollout=8, batch_size=32,
+              device="cpu", encoder_mlp_layers=(16,), **more) as system:
+        system.train(300)
+        given = {name: torch.full_like(tensor, 0.125) for name, tensor in system.get_parameters()[0].items()}
+        system.set_parameters(given)
+        assert all((tensor == 0.125).all() for tensor in system.get_parameters()[0].values())
+        assert system.train(300)["sgd_steps"] > 0
+        moved = system.get_parameters()[0]
+        near = [name for name in given if name.endswith("weight") and not (moved[name] == 0.125).all()]
+        assert near
+        assert all((moved[name] - 0.125).abs().max() < 0.1 for name in near), "learning goes on from there"
+
+
+@pytest.mark.parametrize(("change", "complaint"), [
+    (lambda state: state.pop("value_head.bias"), "^the parameters of policy 0 lack 'value_head.bias'"),
+    (lambda state: state.update(value_head=1), "^the parameters of policy 0 have no 'value_head'"),
+    (lambda state: state.update({"value_head.bias": torch.zeros(7)}), r"value_head.bias has the shape \(7,\), not \(1"),
+    (lambda state: state["value_head.bias"].fill_(math.nan), "value_head.bias is not finite")])
+def test_parameters_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, change: Any,
+                                                                   complaint: str) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        before = appo.get_parameters()[0]
+        given = appo.get_parameters()
+        change(given[0])
+        with pytest.raises(UserError, match=complaint):
+            appo.set_parameters(given)
+        with pytest.raises(UserError, match="no policy 1; there are 0 to 0"):
+            appo.set_parameters({1: before})
+        with pytest.raises(UserError, match="cannot be read"):
+            appo.load(tmp_path / "nothing.pt")
+        assert all(torch.equal(tensor, before[name]) for name, tensor in appo.get_parameters()[0].items())
+        assert not appo.commands.awaits(LOAD)
+
+
+def test_parameters_stay_as_they_are_within_a_call_of_train(tmp_path: Path) -> None:
+    with (APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo,
+          pytest.raises(UserError, match="between two calls of train")):
+        appo.train(2000, lambda row: appo.set_parameters(appo.get_parameters()))
+
+
+def test_each_policy_of_a_population_has_its_own(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", num_policies=2, train_dir=str(tmp_path), **SERIAL) as appo:
+        for policy in range(2):
+            parameters = appo.get_parameters()[policy] | {"policy_head.bias": always(policy)}
+            appo.set_parameters({policy: parameters})
+        assert [appo.predict(np.zeros(4), policy=policy)[0] for policy in range(2)] == [0, 1]
+        appo.save(tmp_path / "second.pt", policy=1)
+    assert load(tmp_path / "second.pt", policy=1).predict(np.zeros(4))[0] == 1
+
+
+def test_two_systems_train_in_turns_in_one_process(tmp_path: Path) -> None:
+    with (APPO("CartPole-v1", train_dir=str(tmp_path), experiment="a", **SMALL) as first,
+          APPO("CartPole-v1", train_dir=str(tmp_path), experiment="b", **SMALL) as second):
+        for _ in range(2):
+            for system in (first, second):
+                system.train(300)
+        assert first.env_steps // 8 == second.env_steps // 8 == 75
+        first.set_parameters(second.get_parameters())
+        for name, tensor in first.get_parameters()[0].items():
+            assert torch.equal(tensor, second.get_parameters()[0][name])
+
+
+# ---- AsynRL's arguments ----------------------------------------------------------------------------------------------
+
+
+def test_the_arguments_of_asynrl_work_as_documented(tmp_path: Path) -> None:
+    model = APPO("CartPole-v1", "mlp", "mlp_mujoco", 2, 1, "cpu", {"rollout": 8, "batch_size": 16, "train_dir": str(
+        tmp_path), "serial_mode": True})
+    model.train(train_for_env_steps=100)
+    assert (model.cfg.num_envs_per_worker, model.cfg.num_workers, model.cfg.rollout) == (2, 1, 8)
+    model.close()
+    model.close()
+
+
+def test_every_encoder_name_of_asynrl_means_one_of_ours() -> None:
+    for (encoder, subtype), settings in ENCODERS.items():
+        assert encoder_settings(encoder, subtype) == encoder_settings("", subtype) == settings
+    assert encoder_settings("conv", "") == {"encoder_conv_architecture": "convnet_simple"}
+    for wrong in (("conv", "resnet_impala"), ("cnn", ""), ("", "big")):
+        with pytest.raises(UserError, match="is unknown; use one of conv/convnet_simple"):
+            encoder_settings(*wrong)
+    with pytest.raises(UserError, match="leave it out"):
+        encoder_settings("my_file:Encoder", "convnet_simple")
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    ({"env": 5}, "^env is a int; give an id"),
+    ({"policy_kwargs": {"num_workers": 3}, "num_workers": 2}, "^num_workers is given twice"),
+    ({"policy_kwargs": {"num_worker": 3}}, r"^unknown setting num_worker \(did you mean num_workers\?\)"),
+    ({"env_kwargs": {"size": 7}}, "^--env=CartPole-v1 cannot be made with --env_kwargs=.*'size'"),
+    ({"env_kwargs": {"size": np.zeros(3)}}, "^--env_kwargs must be what JSON can hold")])
+def test_arguments_that_cannot_be_are_refused_in_one_line(tmp_path: Path, arguments: dict[str, Any],
+                                                          complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint) as refused:
+        APPO(**{"env": "CartPole-v1", "train_dir": str(tmp_path), "serial_mode": True} | arguments)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())

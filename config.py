@@ -7,6 +7,7 @@ algorithm adds settings of its own (`appo.Settings`). Names are Sample Factory's
 thing. Read next: `shared_buffers.py`.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -71,7 +72,7 @@ class Config:
     env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0, "
                       "pettingzoo:mpe2.simple_spread_v3; or module:function, which makes one environment, of one agent "
                       "or several")
-    env_kwargs: dict[str, Any] = option(dict, "run", "arguments of its maker, in JSON: '{\"size\": 7}'")  # noqa: RUF009
+    env_kwargs: str = option("", "run", "arguments of the function or class that makes it, in JSON: '{\"size\": 7}'")
     algo: str = option("appo", "run", "algorithm: appo, impala, a3c, apex or pql; or module:class, one of "
                        "your own (examples/custom_algorithm.py)")
     train_dir: str = option("train_dir", "run", "folder that holds all runs")
@@ -243,6 +244,10 @@ class Config:
         return run_dir_of(self.train_dir, self.experiment, self.env)
 
     @property
+    def env_arguments(self) -> dict[str, Any]:
+        return read_arguments(self.env_kwargs)
+
+    @property
     def envs_per_split(self) -> int:
         return self.num_envs_per_worker // self.worker_num_splits
 
@@ -275,6 +280,14 @@ class Config:
         save_settings(path, dataclasses.asdict(self))
 
 
+def read_arguments(text: str) -> dict[str, Any]:
+    """Read the arguments of `--env_kwargs`. Raises `UserError`."""
+    with contextlib.suppress(ValueError):
+        if isinstance(arguments := json.loads(text or "{}"), dict):
+            return arguments
+    raise UserError(f"--env_kwargs={text} is no JSON object; write it as '{{\"size\": 7}}'")
+
+
 def tunable(cfg: Config) -> dict[str, float]:
     """Return the settings that population-based training may change, with their values."""
     return {field.name: float(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)
@@ -305,11 +318,7 @@ def _validate(c: Config) -> None:
     for name in ("encoder", "core", "model", "policy_mapping"):
         if getattr(c, name) and getattr(c, name).count(":") != 1:
             raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:my_{name}")
-    try:
-        json.dumps(c.env_kwargs)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"--env_kwargs must be what JSON can hold ({error}); give a function that makes the environment"
-                        ) from error
+    read_arguments(c.env_kwargs)
     if c.seed > MAX_SEED:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
     if c.experiment in (".", "..") or "/" in c.experiment:

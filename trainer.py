@@ -15,6 +15,7 @@ The arguments `encoder`, `encodersubtype` and `policy_kwargs` are those of AsynR
 """
 
 import dataclasses
+import json
 import os
 import shutil
 import time
@@ -82,7 +83,7 @@ class Trainer(Supervisor):
             raise UserError(f"env is a {type(env).__name__}; give an id, or a function or class that makes one")
         given = {"num_envs_per_worker": num_envs_per_worker, "num_workers": num_workers,
                  "device": "cuda" if str(device) == "gpu" else str(device),
-                 "env_kwargs": None if env_kwargs is None else dict(env_kwargs), **settings}
+                 "env_kwargs": None if env_kwargs is None else as_json(env_kwargs), **settings}
         for more in (encoder_settings(encoder, encodersubtype), policy_kwargs or {}):
             if twice := {name for name in more if given.get(name) is not None}:
                 raise UserError(f"{min(twice)} is given twice; give it once")
@@ -257,6 +258,15 @@ class Trainer(Supervisor):
             self._policies[policy] = Policy.of_info(self.cfg, self.buffers.info, kind, self.models[policy], CPU)
         self._policies[policy].refresh(self.buffers.policies[policy].weights)
         return self._policies[policy].predict(obs, state, episode_start, deterministic, action_mask)
+
+
+def as_json(env_kwargs: str | Mapping[str, Any]) -> str:
+    """Write arguments of an environment's maker for the processes that make it. Raises `UserError`."""
+    try:
+        return env_kwargs if isinstance(env_kwargs, str) else json.dumps(dict(env_kwargs))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"env_kwargs must be what JSON can hold ({error}); or give a function that makes the "
+                        "environment") from error
 
 
 def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class OneSeed(gym.vector.VectorWrapper):
 def spec_of(cfg: Config) -> EnvSpec:
     """Look up the environment of a run, with its `env_kwargs`."""
     spec = find_spec(cfg.env)
-    return dataclasses.replace(spec, kwargs={**spec.kwargs, **cfg.env_kwargs})
+    return dataclasses.replace(spec, kwargs={**spec.kwargs, **cfg.env_arguments})
 
 
 @handlers_kept()
@@ -248,7 +248,7 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
 def gym_vector_env(cfg: Config, spec: EnvSpec, kind: str, num_envs: int, render_mode: str | None,
                    ) -> gym.vector.VectorEnv:
     """Make gymnasium environments of one agent: a batched implementation where there is one that will do."""
-    if kind == "atari" and render_mode is None and cfg.env_kwargs.keys() <= ATARI_VECTOR_KWARGS:
+    if kind == "atari" and render_mode is None and cfg.env_arguments.keys() <= ATARI_VECTOR_KWARGS:
         return _atari_vector(cfg, spec, num_envs)
     if spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
         return OneSeed(gym.make_vec(spec, num_envs=num_envs))

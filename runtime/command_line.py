@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import math
 import typing
 from collections.abc import Sequence
@@ -35,16 +34,6 @@ def _parse_float(text: str) -> float:
     if math.isnan(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return number
-
-
-def _parse_dict(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object; write it as '{{\"size\": 7}}'")
-    return value
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -89,18 +78,16 @@ def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> 
         if meta["group"] not in groups:
             groups[meta["group"]] = parser.add_argument_group(meta["group"])
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        shown = " ".join(map(str, default)) if isinstance(default, (tuple, dict)) else str(default)
-        kind = typing.get_origin(field.type) or field.type
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
         arguments: dict[str, Any] = {"help": f"{meta['help']} [{shown or 'none'}]".replace("%", "%%")}
         if field.type is bool:
             arguments |= {"type": parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
-        elif kind is tuple:
+        elif typing.get_origin(field.type) is tuple:
             parse, metavar = (_parse_int, "SIZE") if int in typing.get_args(field.type) else (str, "NAME")
             arguments |= {"type": parse, "nargs": "*", "metavar": metavar}
         else:
-            parse = {int: _parse_int, float: _parse_float, str: str, dict: _parse_dict}[kind]
-            metavar = "|".join(meta["choices"]) if meta["choices"] else "JSON" if kind is dict else (
-                kind.__name__.upper())
+            parse = {int: _parse_int, float: _parse_float, str: str}[field.type]
+            metavar = "|".join(meta["choices"]) if meta["choices"] else field.type.__name__.upper()
             arguments |= {"type": parse, "metavar": metavar}
         groups[meta["group"]].add_argument(f"--{field.name}", **arguments)
     return parser

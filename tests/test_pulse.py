@@ -126,7 +126,8 @@ def make_recovery(monkeypatch: pytest.MonkeyPatch, clock: Clock | None, *, mail:
                   SimpleNamespace(name="learner", role="learner", number=0, inbox=None, make=Component)]
     policy = SimpleNamespace(trajectories_done=SimpleNamespace(empty=lambda: not mail))
     crew = SimpleNamespace(end=lambda index: None, processes=[SimpleNamespace(pid=0)] * 2)
-    buffers = SimpleNamespace(policies=[policy], pulses=torch.ones(2, 3, dtype=torch.int64))
+    buffers = SimpleNamespace(policies=[policy], pulses=torch.ones(2, 3, dtype=torch.int64),
+                              worker_inboxes=[], goal=torch.zeros(1))
     made = Recovery(cfg, buffers, crew, components, Sampling(buffers), lambda *words, **how: None)
     monkeypatch.setattr(made, "_replace", lambda component: None)
     return made
@@ -159,7 +160,7 @@ def test_the_time_that_a_hang_took_is_not_counted(monkeypatch: pytest.MonkeyPatc
 def test_a_run_that_stands_still_blames_a_batcher_or_ends(monkeypatch: pytest.MonkeyPatch, *, mail: bool) -> None:
     clock = Clock(monkeypatch, pulse, recovery)
     made = make_recovery(monkeypatch, clock, mail=mail, stall_timeout_sec=10.0)
-    made.sampling = True
+    made.sampling.resume(goal=1000)
     for component in made.components:
         component.inbox = SimpleNamespace(empty=lambda: True)
     made.watch.seconds_still = 19.9

@@ -178,7 +178,7 @@ def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path) -> No
 @pytest.mark.parametrize("make", [A3C, PQL])
 def test_several_learners_take_parameters_over_together(tmp_path: Path, make: type[Trainer]) -> None:
     """Hogwild's, and those with roles; with processes."""
-    more: dict[str, Any] = {"num_learners": 2} if make is A3C else {"replay_size": 1000, "replay_warmup": 256}
+    more: dict[str, Any] = {"num_learners": 2} if make is A3C else {"replay_size": 1000, "replay_warmup": 256, "replay_ratio": 2.0}
     env = "CartPole-v1" if make is A3C else "Pendulum-v1"
     with make(env, train_dir=str(tmp_path), num_workers=1, num_envs_per_worker=4, rollout=8, batch_size=32,
               device="cpu", encoder_mlp_layers=(16,), **more) as system:
@@ -270,7 +270,7 @@ def test_every_encoder_name_of_asynrl_means_one_of_ours() -> None:
     ({"policy_kwargs": {"num_workers": 3}, "num_workers": 2}, "^num_workers is given twice"),
     ({"policy_kwargs": {"num_worker": 3}}, r"^unknown setting num_worker \(did you mean num_workers\?\)"),
     ({"env_kwargs": {"size": 7}}, "^--env=CartPole-v1 cannot be made with --env_kwargs=.*'size'"),
-    ({"env_kwargs": {"size": np.zeros(3)}}, "^--env_kwargs must be what JSON can hold")])
+    ({"env_kwargs": {"size": np.zeros(3)}}, "^env_kwargs must be what JSON can hold")])
 def test_arguments_that_cannot_be_are_refused_in_one_line(tmp_path: Path, arguments: dict[str, Any],
                                                           complaint: str) -> None:
     with pytest.raises(UserError, match=complaint) as refused:

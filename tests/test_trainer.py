@@ -178,7 +178,8 @@ def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path) -> No
 @pytest.mark.parametrize("make", [A3C, PQL])
 def test_several_learners_take_parameters_over_together(tmp_path: Path, make: type[Trainer]) -> None:
     """Hogwild's, and those with roles; with processes."""
-    more: dict[str, Any] = {"num_learners": 2} if make is A3C else {"replay_size": 1000, "replay_warmup": 256, "replay_ratio": 2.0}
+    more: dict[str, Any] = {"num_learners": 2} if make is A3C else {
+        "replay_size": 1000, "replay_warmup": 256, "replay_ratio": 2.0}
     env = "CartPole-v1" if make is A3C else "Pendulum-v1"
     with make(env, train_dir=str(tmp_path), num_workers=1, num_envs_per_worker=4, rollout=8, batch_size=32,
               device="cpu", encoder_mlp_layers=(16,), **more) as system:

@@ -68,7 +68,7 @@ class Records:
         self.unwritten = Unwritten(self.run_dir, self.log)
         self.closed = self.line_open = False
         self.num_replaced = 0  # components that died or hung
-        self.row: dict[str, Any] = {}  # the last one that was written
+        self.row: dict[str, Any] = {"mean_return": None}  # the last one that was written
 
         self.log_file, self.metrics = LineFile(self.run_dir / "log.txt"), LineFile(self.run_dir / "metrics.jsonl")
         if num_lost:
@@ -180,9 +180,9 @@ class Records:
         self.begun = self.last_row = time.monotonic()
 
     def end(self, env_steps: int) -> None:
-        """Stop the clock of a call of train(), after a last row of what was learned since the one before."""
+        """Stop the clock of a call of train(), after a last row of what was done since the one before."""
         self.measure_memory()
-        if any(policy.training for policy in self.policies):
+        if env_steps > self.steps_at_row or any(policy.training for policy in self.policies):
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None

@@ -896,11 +896,11 @@ def test_every_policy_is_evaluated(several: Path) -> None:
         assert summary["evaluation"][policy]["eval_sgd_steps"] == versions[-1]
 
 
-def test_a_resumed_run_continues_every_policy_and_begins_a_new_one(several: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_every_policy_and_begins_one_anew_that_is_lost(several: Path, tmp_path: Path) -> None:
     shutil.copytree(several, tmp_path / "run")
-    states = [load_checkpoint(find_checkpoint(several, policy=policy)) for policy in range(NUM_POLICIES)]
-    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", num_policies=NUM_POLICIES + 1,
-              eval_every_env_steps=0) as resumed:
+    shutil.rmtree(policy_dir(tmp_path / "run", NUM_POLICIES - 1))
+    states = [load_checkpoint(find_checkpoint(several, policy=policy)) for policy in range(NUM_POLICIES - 1)]
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", eval_every_env_steps=0) as resumed:
         steps = resumed.buffers.policy_steps.sum(0).tolist()
         assert resumed.versions == [*(state["sgd_steps"] for state in states), 0]
         assert steps == [*(state["policy_steps"] for state in states), 0]
@@ -910,10 +910,10 @@ def test_a_resumed_run_continues_every_policy_and_begins_a_new_one(several: Path
         assert all(now > before for now, before in
                    zip(resumed.buffers.policy_steps.sum(0).tolist(), steps, strict=True))
     assert not multiprocessing.active_children()
-    after = [load_checkpoint(find_checkpoint(tmp_path / "run", policy=policy)) for policy in range(NUM_POLICIES + 1)]
+    after = [load_checkpoint(find_checkpoint(tmp_path / "run", policy=policy)) for policy in range(NUM_POLICIES)]
     assert all(new["sgd_steps"] > old["sgd_steps"] for new, old in zip(after, states, strict=False))
     assert after[-1]["sgd_steps"] > 0
-    assert len(read_json(tmp_path / "run" / "summary.json")["mean_return"]) == NUM_POLICIES + 1
+    assert len(read_json(tmp_path / "run" / "summary.json")["mean_return"]) == NUM_POLICIES
 
 
 def test_population_based_training_works_in_processes(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def test_resume_continues_counters_and_records(finished: SimpleNamespace, run_di
     assert (outcome.status, outcome.err) == (0, "")
     before, after = newest_state(finished.run_dir), newest_state(run_dir)
     assert f"resumed at env_steps={before['env_steps']:,} sgd_steps={before['sgd_steps']:,}" in outcome.out
-    assert f"\nchanged: train_for_env_steps {GOAL} -> {2 * GOAL}\nkept: num_workers=1, num_env" in outcome.out
+    assert f"\nchanged: train_for_env_steps {GOAL} -> {2 * GOAL}, device cpu -> auto\nkept: num_work" in outcome.out
     assert after["sgd_steps"] > before["sgd_steps"]
     assert after["env_steps"] > before["env_steps"]
     assert after["env_steps_trained"] > before["env_steps_trained"]

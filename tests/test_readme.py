@@ -101,7 +101,7 @@ def test_a_command_of_readme_works_as_typed(folder: Path, command: str) -> None:
     result = subprocess.run(
         ["bash", "-c", "\n".join([*told, short])], cwd=folder, capture_output=True, text=True, timeout=DEADLINE_SEC,
         check=False, env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""})
-    assert result.returncode == 0, result
+    assert result.returncode == 0, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     assert "nothing to do" not in result.stdout
     if " train.py " in last or "-m examples" in last:

@@ -78,8 +78,10 @@ class Config:
     train_dir: str = option("train_dir", "run", "folder that holds all runs")
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
-        "resume", "run", "if the run's folder exists: resume it; restart (rename it to ..._old and begin anew); "
-        "overwrite (delete it and begin anew)", ("resume", "restart", "overwrite"))
+        "resume", "run", "if the run's folder exists: resume it, with its settings where none are given (but device, "
+        "serial_mode, trace_sec, learner_threads, policy_workers_per_policy, set_workers_cpu_affinity and trust_run); "
+        "restart (rename it to ..._old and begin anew); overwrite (delete it and begin anew)",
+        ("resume", "restart", "overwrite"))
     train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step()), "
                                       "of all environments, resumes included", bounds=POSITIVE)
     train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes included",

@@ -30,6 +30,7 @@ from runtime.inbox import FINISH, LOAD, SAVE, STOP
 from runtime.machine import this_machine
 from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
+from runtime.progress import describe_finished
 from runtime.pulse import START_SEC
 from runtime.records import Records
 from runtime.recovery import Failure, Recovery
@@ -84,7 +85,7 @@ class Supervisor:
         # after everything that may be refused, since it may move or delete an old run
         self._meet("allocated")
         with contextlib.ExitStack() as undo:
-            lock, news = prepare_run_dir(cfg)
+            lock, news = prepare_run_dir(cfg, given)
             undo.callback(os.close, lock)
             undo.callback(self._kill)
             with refusing_files(cfg):
@@ -138,9 +139,10 @@ class Supervisor:
             if self.env_steps >= goal:  # the call before has taken them
                 return
         if self.env_steps >= goal or self.records.wall_sec >= self.cfg.train_for_seconds:
-            self.records.log(
-                f"nothing to do: the run has {self.env_steps:,} of {goal:,} env_steps (--train_for_env_steps) and "
-                f"{self.records.wall_sec:.0f} of {self.cfg.train_for_seconds:.0f} s (--train_for_seconds)")
+            told = describe_finished(self.cfg, self.env_steps, goal, self.records.wall_sec)
+            if self.cfg.trace_sec:  # which would be empty
+                raise UserError(told)
+            self.records.log(told)
             return
         self.records.begin(self.env_steps, goal)
         self.evaluations.begin(self.env_steps)
@@ -359,7 +361,7 @@ def draw(system: Supervisor) -> None:
     with contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
         if system.population is not None:
             system.population.draw()
-        if system.cfg.trace_sec:
+        if system.cfg.trace_sec and system.trained_until:
             from tools import timeline  # noqa: PLC0415  nothing that trains needs it
 
             end = system.trained_until

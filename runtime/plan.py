@@ -3,6 +3,7 @@
 Also how a resumed run gets back what its checkpoints hold. Used by `supervisor.py`.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from runtime.memory import (
     replay_bytes,
 )
 from runtime.pulse import START_SEC
+from runtime.run_folder import ANOTHER, changes
 from runtime.seeding import NETWORK, derive_seed
 from runtime.training_state import check_optimizer, restore_weights
 from runtime.user_error import UserError
@@ -106,12 +108,27 @@ def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any], action_spac
     path, state, damaged = (checkpoint.load_newest(cfg.run_dir, policy) if cfg.restart_behavior == "resume" else
                             (None, None, []))
     if state is not None:
-        checkpoint.load_weights(model, state, path, cfg.algo)
+        load_weights(cfg, model, state, path)
         if "optimizer" in state:
             check_optimizer(algorithm.make_optimizer(model.parameters()), state)
         algorithm.check_resumed(state)
     algorithm.carry_settings(model)  # after those of a checkpoint were loaded
     return model, path, state, damaged
+
+
+def load_weights(cfg: Config, model: torch.nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Load the weights of a resumed run. Raises `UserError` when they do not fit, naming the settings that changed."""
+    try:
+        checkpoint.load_weights(model, state, path, cfg.algo)
+    except UserError as error:
+        groups = {field.name: field.metadata["group"] for field in dataclasses.fields(cfg)}
+        changed = changes(cfg)
+        shaping = [text for name, text in changed.items()
+                   if groups[name] == "model" or name.startswith(("env_", "res_", "normalize_"))]
+        if not changed:  # but the code has
+            raise
+        raise UserError(f"{cfg.run_dir} holds a run of another network: {', '.join(shaping or changed.values())}; "
+                        f"{ANOTHER}") from error
 
 
 def restore(cfg: Config, buffers: SharedBuffers, plan: Plan) -> None:

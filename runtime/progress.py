@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from config import Config
 from runtime.policy_records import PolicyRecords, mean
 
 
@@ -24,6 +25,15 @@ def describe_row(row: dict[str, Any], policies: Sequence[PolicyRecords]) -> list
     if "policy_lag_mean" in row:
         parts.append(f"lag {row['policy_lag_mean']:.1f} (max {row['policy_lag_max']:.0f})")
     return parts
+
+
+def describe_finished(cfg: Config, env_steps: int, goal: int, wall_sec: float) -> str:
+    """Say in one line that a run has trained as long as it should, and what would let it train on."""
+    done = (f"the run has {env_steps:,} of {goal:,} env_steps; train on with --train_for_env_steps="
+            f"{goal * (env_steps // max(goal, 1) + 1)}" if env_steps >= goal else
+            f"the run has trained for {wall_sec:.0f} of {cfg.train_for_seconds:g} s; train on with --train_for_seconds="
+            f"{math.ceil(wall_sec + cfg.train_for_seconds)}")
+    return f"nothing to do: {done}, or begin anew with --restart_behavior=restart"
 
 
 def show_scores(scores: list[float | None]) -> str:

@@ -4,11 +4,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from config import Config, canonical_algo, make_config, run_dir_of
+from config import Config, canonical_algo, make_config, run_dir_of, tunable
 from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_trusted
@@ -16,45 +17,88 @@ from runtime.files import load_saved, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
 
+# How one start runs, not what is learned: as given, or as the machine has it now, never as the run had it before. The
+# number and grouping of environments, their trajectories and batches shape what is learned, so these stay.
+MODES = ("restart_behavior", "trust_run", "device", "serial_mode", "policy_workers_per_policy",
+         "set_workers_cpu_affinity", "learner_threads", "trace_sec")
+PLACE = ("env", "train_dir", "experiment")  # where the run is, and what it is looked for by
+ANOTHER = "use another --experiment NAME, or --restart_behavior=restart"
+
 
 def configure(given: Mapping[str, Any]) -> Config:
-    """Complete the settings that were given: from the run that is resumed, or else from the family's profile.
+    """Complete the settings that were given: from the run that is resumed (but for `MODES`), or else from the profile.
 
-    Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another one.
+    Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another kind.
     """
-    here = {name: given.get(name, getattr(Config, name))
-            for name in ("env", "train_dir", "experiment", "restart_behavior")}
-    env_profile = profile(here["env"], given)  # also finds out whether the environment exists
-    run_dir = run_dir_of(here["train_dir"], here["experiment"], here["env"])
-    if here["restart_behavior"] != "resume" or not checkpoint.holds_run(run_dir):
+    place = {name: given.get(name, getattr(Config, name)) for name in PLACE}
+    env_profile = profile(place["env"], given)  # also finds out whether the environment exists
+    run_dir = run_dir_of(place["train_dir"], place["experiment"], place["env"])
+    if given.get("restart_behavior", "resume") != "resume" or not checkpoint.holds_run(run_dir):
         return make_config(env_profile, given)
     saved = load_saved(run_dir / "config.json")
-    if saved["env"] != here["env"]:
-        raise UserError(f"{run_dir} holds a run of {saved['env']}; use another --experiment, or "
-                        "--restart_behavior=restart")
+    check_kind(saved, place | given, run_dir)
     check_trusted(saved, given, run_dir)
-    saved_algo = saved.get("algo", Config.algo)
-    algo = canonical_algo(given.get("algo", saved_algo))
-    if algo != saved_algo:
-        raise UserError(f"{run_dir} holds a run of --algo={saved_algo}, not of {algo}; use another --experiment, or "
-                        "--restart_behavior=restart")
-    return make_config(saved, here, given)
+    cfg = make_config({name: value for name, value in saved.items() if name not in MODES}, place, given)
+    of_machine = profile(cfg.env, vars(cfg))
+    return make_config(vars(cfg), {name: of_machine[name] for name in MODES if name in of_machine}, given)
 
 
-def prepare_run_dir(cfg: Config) -> tuple[int, str]:
+def check_kind(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:
+    """Raise `UserError` when a folder holds a run of another environment, algorithm or number of policies.
+
+    Only a population that population-based training tends may grow or shrink: it would soon replace a bad beginner.
+    """
+    if "algo" in given:
+        given = {**given, "algo": canonical_algo(given["algo"])}
+    for name in ("env", "algo") if saved.get("with_pbt") else ("env", "algo", "num_policies"):
+        old = saved.get(name, getattr(Config, name))  # the oldest runs do not name their algorithm
+        if given.get(name, old) != old:
+            raise UserError(f"{run_dir} holds a run of --{name}={old}, not of {given[name]}; {ANOTHER}")
+
+
+def changes(cfg: Config) -> dict[str, str]:
+    """Say of each setting of a resumed run that is no longer the saved one what it was and is; before it is saved."""
+    saved = load_saved(cfg.run_dir / "config.json")
+    return {name: f"{name} {show(saved[name])} -> {show(value)}" for name, value in vars(cfg).items()
+            if name not in (*PLACE, "restart_behavior", "trust_run") and show(saved.get(name, value)) != show(value)}
+
+
+def describe_resume(cfg: Config, given: Mapping[str, Any]) -> str:
+    """Say which settings of a resumed run have changed, and which of those not given a new run would not have."""
+    changed = changes(cfg)
+    tuned = changed.keys() & tunable(cfg) if cfg.with_pbt and "with_pbt" not in changed else set()
+    new = vars(type(cfg)()) | profile(cfg.env, {"algo": cfg.algo} | given)
+    kept = [f"{name}={show(value)}" for name, value in vars(cfg).items()
+            if name not in {*PLACE, *MODES, *given} and show(value) != show(new[name])]
+    kept += [f"{name} (by population-based training)" for name in sorted(tuned)]
+    parts = (("changed: ", [text for name, text in changed.items() if name not in tuned]), ("kept: ", kept))
+    return "".join(textwrap.fill(begin + ", ".join(texts), 100, subsequent_indent="  ", max_lines=3,
+                                 placeholder=" ... (config.json has all)") + "\n" for begin, texts in parts if texts)
+
+
+def show(value: Any) -> str:
+    """Write a setting as on the command line."""
+    if isinstance(value, float):
+        return f"{value:g}"  # also 1.0 as 1
+    return (" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)) or "none"
+
+
+def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[int, str]:
     """Make the run's folder and save the settings; return the open folder, locked for this process, and what to tell.
 
     Raises `UserError` when the folder cannot be written, or another process trains in it.
     """
     run_dir, news = cfg.run_dir, ""
     with refusing_files(cfg):
-        if run_dir.exists() and cfg.restart_behavior == "resume" and not checkpoint.holds_run(run_dir):
+        if cfg.restart_behavior == "resume" and checkpoint.holds_run(run_dir):
+            news = describe_resume(cfg, given)
+        elif run_dir.exists() and cfg.restart_behavior == "resume":
             metrics = run_dir / "metrics.jsonl"
             if metrics.is_file() and metrics.stat().st_size > 0:
                 os.close(lock_folder(run_dir))
                 old = run_dir.rename(unused_name(run_dir))
                 news = f"nothing to resume in {run_dir}, which is called {old.name} now\n"
-        elif run_dir.exists() and cfg.restart_behavior != "resume":
+        elif run_dir.exists():
             os.close(lock_folder(run_dir))  # refuse to take a folder away from a running process
             if not (run_dir / "config.json").exists():
                 raise UserError(f"{run_dir} holds no run; move it away or use another --experiment")

@@ -239,13 +239,13 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
 
 def test_a_folder_in_which_a_process_trains_is_refused(tmp_path: Path) -> None:
     cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path)})
-    lock, _ = prepare_run_dir(cfg)
+    lock, _ = prepare_run_dir(cfg, {})
     for restart_behavior in ("resume", "restart", "overwrite"):
         again = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path), "restart_behavior": restart_behavior})
         with pytest.raises(UserError, match="another process trains"):
-            prepare_run_dir(again)
+            prepare_run_dir(again, {})
     os.close(lock)
-    os.close(prepare_run_dir(cfg)[0])
+    os.close(prepare_run_dir(cfg, {})[0])
 
 
 def test_a_folder_that_holds_no_run_is_never_deleted(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_folder_that_holds_no_run_is_never_deleted(tmp_path: Path) -> None:
     precious.write_text("years of work")
     cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path), "restart_behavior": "overwrite"})
     with pytest.raises(UserError, match="holds no run"):
-        prepare_run_dir(cfg)
+        prepare_run_dir(cfg, {})
     assert precious.read_text() == "years of work"
 
 

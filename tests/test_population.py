@@ -512,7 +512,7 @@ def test_one_seed_gives_one_history(tmp_path: Path) -> None:
 def test_a_resumed_population_goes_on_where_it_was(finished: SimpleNamespace, tmp_path: Path) -> None:
     shutil.copytree(finished.dir, tmp_path / "run")
     before = finished.run.population
-    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run") as resumed:
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", serial_mode=True) as resumed:
         after = resumed.population
         assert events_of(tmp_path / "run") == finished.events, "nobody is mutated at the beginning"
         assert after.settings == before.settings
@@ -538,7 +538,8 @@ def test_a_resumed_population_goes_on_where_it_was(finished: SimpleNamespace, tm
 
 def test_a_policy_more_begins_with_a_mutation_of_the_given_settings(finished: SimpleNamespace, tmp_path: Path) -> None:
     shutil.copytree(finished.dir, tmp_path / "run")
-    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", num_policies=5) as resumed:
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", serial_mode=True,
+              num_policies=5) as resumed:
         assert resumed.population.settings[:4] == finished.run.population.settings
         given = tunable(resumed.cfg) | FLAT_SHAPING
         assert resumed.population.numbers(4).keys() == given.keys()
@@ -549,7 +550,8 @@ def test_a_policy_more_begins_with_a_mutation_of_the_given_settings(finished: Si
 
 def test_a_population_may_become_smaller(finished: SimpleNamespace, tmp_path: Path) -> None:
     shutil.copytree(finished.dir, tmp_path / "run")
-    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", num_policies=3) as resumed:
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", serial_mode=True,
+              num_policies=3) as resumed:
         assert resumed.population.settings == finished.run.population.settings[:3]
         resumed.train(4000)
     new = events_of(tmp_path / "run")[len(finished.events):]
@@ -896,11 +898,11 @@ def test_every_policy_is_evaluated(several: Path) -> None:
         assert summary["evaluation"][policy]["eval_sgd_steps"] == versions[-1]
 
 
-def test_a_resumed_run_continues_every_policy_and_begins_a_new_one(several: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_every_policy_and_begins_one_anew_that_is_lost(several: Path, tmp_path: Path) -> None:
     shutil.copytree(several, tmp_path / "run")
-    states = [load_checkpoint(find_checkpoint(several, policy=policy)) for policy in range(NUM_POLICIES)]
-    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", num_policies=NUM_POLICIES + 1,
-              eval_every_env_steps=0) as resumed:
+    shutil.rmtree(policy_dir(tmp_path / "run", NUM_POLICIES - 1))
+    states = [load_checkpoint(find_checkpoint(several, policy=policy)) for policy in range(NUM_POLICIES - 1)]
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", eval_every_env_steps=0) as resumed:
         steps = resumed.buffers.policy_steps.sum(0).tolist()
         assert resumed.versions == [*(state["sgd_steps"] for state in states), 0]
         assert steps == [*(state["policy_steps"] for state in states), 0]
@@ -910,10 +912,10 @@ def test_a_resumed_run_continues_every_policy_and_begins_a_new_one(several: Path
         assert all(now > before for now, before in
                    zip(resumed.buffers.policy_steps.sum(0).tolist(), steps, strict=True))
     assert not multiprocessing.active_children()
-    after = [load_checkpoint(find_checkpoint(tmp_path / "run", policy=policy)) for policy in range(NUM_POLICIES + 1)]
+    after = [load_checkpoint(find_checkpoint(tmp_path / "run", policy=policy)) for policy in range(NUM_POLICIES)]
     assert all(new["sgd_steps"] > old["sgd_steps"] for new, old in zip(after, states, strict=False))
     assert after[-1]["sgd_steps"] > 0
-    assert len(read_json(tmp_path / "run" / "summary.json")["mean_return"]) == NUM_POLICIES + 1
+    assert len(read_json(tmp_path / "run" / "summary.json")["mean_return"]) == NUM_POLICIES
 
 
 def test_population_based_training_works_in_processes(tmp_path: Path) -> None:
@@ -1012,7 +1014,7 @@ def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path
         assert torch.equal(snapshot_weights(running, 0, number), kept.pop(version))
     steps = [load_checkpoint(path)["policy_steps"] for path in paths]
 
-    with APPO("tiny_games:HigherWins", train_dir=str(tmp_path), experiment="run") as resumed:
+    with APPO("tiny_games:HigherWins", train_dir=str(tmp_path), experiment="run", serial_mode=True) as resumed:
         assert snapshot_paths(resumed) == paths, "none is taken at the beginning"
         weights = resumed.buffers.policies[0].weights
         assert weights.num_snapshots == 3

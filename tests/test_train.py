@@ -270,11 +270,12 @@ def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tm
 
 
 def test_resume_continues_counters_and_records(finished: SimpleNamespace, run_dir: Path) -> None:
-    """No other setting is given: the rest comes from the saved ones."""
+    """No other setting is given: the rest comes from the saved ones, but for how it runs."""
     outcome = run_train(run_dir.parent, "--env=CartPole-v1", "--experiment=first", f"--train_for_env_steps={2 * GOAL}")
     assert (outcome.status, outcome.err) == (0, "")
     before, after = newest_state(finished.run_dir), newest_state(run_dir)
     assert f"resumed at env_steps={before['env_steps']:,} sgd_steps={before['sgd_steps']:,}" in outcome.out
+    assert f"\nchanged: train_for_env_steps {GOAL} -> {2 * GOAL}, device cpu -> auto\nkept: num_work" in outcome.out
     assert after["sgd_steps"] > before["sgd_steps"]
     assert after["env_steps"] > before["env_steps"]
     assert after["env_steps_trained"] > before["env_steps_trained"]
@@ -294,7 +295,7 @@ def test_resume_continues_counters_and_records(finished: SimpleNamespace, run_di
     assert all(row["sgd_steps"] >= before["sgd_steps"] for row in new_rows)
     saved = [make_config(load_saved(folder / "config.json")) for folder in (finished.run_dir, run_dir)]
     assert {name for name, value in vars(saved[0]).items() if value != getattr(saved[1], name)} == {
-        "train_dir", "train_for_env_steps"}
+        "train_dir", "train_for_env_steps", "device"}
 
 
 def test_finished_run_started_again_ends_at_once_and_loses_nothing(finished: SimpleNamespace, run_dir: Path) -> None:
@@ -391,7 +392,8 @@ def test_refusal_is_status_2_and_one_line_of_the_real_command(run_dir: Path) -> 
     assert outcome.out == ""
     assert len(outcome.err.splitlines()) == 1
     assert outcome.err.startswith("train.py: ")
-    for fragment in (str(find_checkpoint(run_dir)), "another architecture", "--restart_behavior=restart"):
+    for fragment in (f"{run_dir} holds a run of another network: encoder_mlp_layers 16 -> 32",
+                     "--restart_behavior=restart"):
         assert fragment in outcome.err
     assert contents(run_dir.parent) == before
 

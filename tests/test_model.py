@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from appo import Settings
 from config import Config
-from model import ActorCritic, FastELU, ImageEncoder, make_model
+from encoders import FastELU, ImageEncoder
+from model import ActorCritic, make_model
 from normalizers import ReturnNormalizer, RunningNormalizer, expand, expanded_space
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)

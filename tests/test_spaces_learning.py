@@ -30,7 +30,7 @@ TINY: dict[str, Any] = {
     "batch_size": 128, "num_batches_per_epoch": 2, "num_epochs": 4, "learning_rate": 1e-2, "lr_schedule": "constant",
     "ppo_clip_ratio": 0.2, "ppo_clip_value": 1.0, "exploration_loss_coeff": 0.003, "adam_eps": 1e-6,
     "max_grad_norm": 1.0, "gamma": 0.0,  # every step is a task of its own
-    "initial_stddev": 0.5, "encoder_mlp_layers": (32,), "encoder_conv_architecture": "convnet_small",
+    "initial_stddev": 0.5, "encoder_mlp_layers": (32,),
     "encoder_conv_mlp_layers": (32,)}
 
 

@@ -5,7 +5,7 @@ convolutions of `--encoder_conv_architecture=auto` follow from the size of the i
 named after the papers they come from. Read next: `normalizers.py`.
 """
 
-import copy
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -77,19 +77,25 @@ class Layer(NamedTuple):
     filters: int
     size: tuple[int, int]
     stride: tuple[int, int]
-    padding: tuple[int, int] = (0, 0)
+    padding: tuple[int, int]
+
+    def cells(self, height: int, width: int) -> tuple[int, ...]:
+        """Return the height and width of what comes out for an image of this height and width; below 1: nothing."""
+        axes = zip((height, width), self.size, self.stride, self.padding, strict=True)
+        return tuple((axis + 2 * padding - size) // stride + 1 for axis, size, stride, padding in axes)
 
     def __str__(self) -> str:
         stride = "" if self.stride == (1, 1) else "/{}x{}".format(*self.stride)
         return "{} of {}x{}".format(self.filters, *self.size) + stride
 
 
-# the Nature CNN (doi:10.1038/nature14236); the smaller one of A3C (arXiv 1602.01783), a third of the arithmetic; and
-# Sample Factory's: (filters, size, stride)
-NAMED = {"convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-         "convnet_a3c": ((16, 8, 4), (32, 4, 2)),
-         "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
-         "convnet_small": ((16, 2, 1), (32, 2, 1), (64, 2, 1))}
+# (filters, size, stride, padding): the Nature CNN (doi:10.1038/nature14236); the smaller one of A3C (arXiv 1602.01783),
+# a third of the arithmetic; Sample Factory's; a small one; and the pooling of IMPALA's residual network
+NAMED = {"convnet_atari": ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)),
+         "convnet_a3c": ((16, 8, 4, 0), (32, 4, 2, 0)),
+         "convnet_simple": ((32, 8, 4, 0), (64, 4, 2, 0), (128, 3, 2, 0)),
+         "convnet_small": ((16, 2, 1, 0), (32, 2, 1, 0), (64, 2, 1, 0)),
+         "resnet_impala": ((16, 3, 2, 1), (32, 3, 2, 1), (32, 3, 2, 1))}
 # of the architecture auto: the most cells along an axis at the end; of each layer; size and padding for each stride
 LONGEST, FILTERS, WINDOWS = 12, 32, {1: (3, 1), 2: (4, 1), 4: (8, 2)}
 
@@ -107,7 +113,7 @@ def fitting_layers(height: int, width: int, num_images: int = 1) -> list[Layer]:
         stride = tuple(4 if axis > 4 * longest else 2 if axis > longest else 1 for axis in (height, width))
         size, padding = zip(*(WINDOWS[step] for step in stride), strict=True)
         layers.append(Layer(FILTERS, size, stride, padding))
-        height, width = height // stride[0], width // stride[1]
+        height, width = layers[-1].cells(height, width)
     return layers
 
 
@@ -120,11 +126,11 @@ def convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.M
     return nn.Sequential(*modules)
 
 
-def resnet_impala(channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
-    """Make the residual network of IMPALA (arXiv 1802.01561), [B, C, H, W] -> [B, C', H', W']."""
+def residual_convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
+    """Make the residual network of IMPALA (arXiv 1802.01561), which pools with its layers."""
     modules: list[nn.Module] = []
-    for out in (16, 32, 32):
-        modules += [nn.Conv2d(channels, out, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1),
+    for out, size, stride, padding in layers:
+        modules += [nn.Conv2d(channels, out, 3, padding=1), nn.MaxPool2d(size, stride, padding),
                     ResidualBlock(out, nonlinearity), ResidualBlock(out, nonlinearity)]
         channels = out
     return nn.Sequential(*modules, nonlinearity())
@@ -141,22 +147,20 @@ class ImageEncoder(nn.Module):
         nonlinearity, architecture = NONLINEARITIES[cfg.nonlinearity], cfg.encoder_conv_architecture
         self.channels_last = is_channels_last(shape)
         channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
-        if architecture == "resnet_impala":
-            layers, self.convolutions = [architecture], resnet_impala(channels, nonlinearity)
-        else:
-            layers = (fitting_layers(height, width, num_images) if architecture == "auto" else
-                      [Layer(out, (size, size), (stride, stride)) for out, size, stride in NAMED[architecture]])
-            self.convolutions = convolutions(layers, channels, nonlinearity)
-        try:  # without memory and arithmetic
-            shapes = copy.deepcopy(self.convolutions).to("meta")(torch.empty(1, channels, height, width, device="meta"))
-        except RuntimeError as error:
+        layers = (fitting_layers(height, width, num_images) if architecture == "auto" else
+                  [Layer(out, (size, size), (stride, stride), (padding, padding))
+                   for out, size, stride, padding in NAMED[architecture]])
+        is_residual = architecture == "resnet_impala"
+        self.convolutions = (residual_convolutions if is_residual else convolutions)(layers, channels, nonlinearity)
+        left = functools.reduce(lambda axes, layer: layer.cells(*axes), layers, (height, width))
+        if min(left) < 1:
             raise UserError(f"images of {height}x{width} are too small for --encoder_conv_architecture={architecture}; "
-                            "use auto, which fits images of any size") from error
-        sizes = (shapes.numel(), *cfg.encoder_conv_mlp_layers)
+                            "use auto, which fits images of any size")
+        sizes = (layers[-1].filters * left[0] * left[1], *cfg.encoder_conv_mlp_layers)
         self.mlp = mlp(sizes, nonlinearity)
         self.out_size = sizes[-1]
-        self.description = " -> ".join((f"{height}x{width}x{channels}", ", ".join(map(str, layers)),
-                                        *(f"{size:,}" for size in sizes)))
+        steps = architecture if is_residual else ", ".join(map(str, layers))
+        self.description = " -> ".join((f"{height}x{width}x{channels}", steps, *(f"{size:,}" for size in sizes)))
 
     def forward(self, images: Tensor) -> Tensor:
         if not self.channels_last:

@@ -68,10 +68,10 @@ class ReadsImage(Reading):
 class ReadsLargeImage(ReadsImage):
     """Large enough for layers with strides."""
 
-    observation_space = spaces.Box(0, 255, (30, 36, 3), np.uint8)
+    observation_space = spaces.Box(0, 255, (18, 24, 3), np.uint8)
 
     def show(self, target: int) -> np.ndarray:
-        return np.kron(super().show(target), np.ones((5, 6, 1), np.uint8))
+        return np.kron(super().show(target), np.ones((3, 4, 1), np.uint8))
 
 
 class ReadsChannelsFirst(ReadsImage):

@@ -160,9 +160,9 @@ class Config:
     core: str = option("", "model", "module:function, a core of your own (examples/custom_core.py)")
     model: str = option("", "model", "module:function, a whole model of your own (examples/custom_model.py)")
     encoder_conv_architecture: str = option(
-        "convnet_atari", "model", "encoder of image observations (convnet_atari: the Nature CNN; convnet_a3c: the two "
-        "layers of A3C; convnet_small: three 2x2 layers, for grids of a few cells)",
-        ("convnet_simple", "convnet_atari", "convnet_a3c", "convnet_small", "resnet_impala"))
+        "auto", "model", "encoder of image observations (auto: layers that fit their size; convnet_atari: the Nature "
+        "CNN; convnet_a3c: the two layers of A3C; convnet_small: three 2x2 layers, for grids of a few cells)",
+        ("auto", "convnet_simple", "convnet_atari", "convnet_a3c", "convnet_small", "resnet_impala"))
     encoder_conv_mlp_layers: tuple[int, ...] = option((512,), "model", "layers after the convolutions")
     encoder_mlp_layers: tuple[int, ...] = option((512, 512), "model", "layers of the encoder of vector observations")
     use_rnn: bool = option(False, "model", "give the policy a memory: a recurrent core behind the encoders")

@@ -7,23 +7,21 @@ statistics of observations and returns are buffers of the model, so they are pub
 the policy that acted and the policy that learns see observations through the same numbers.
 
 The encoder may run in bfloat16. The core (whose state would gather rounding errors), the heads and everything after
-them are float32. Encoder, core or the whole model can be your own: see `examples/`. Read next: `normalizers.py`.
+them are float32. Encoder, core or the whole model can be your own: see `examples/`. Read next: `encoders.py`.
 """
 
 import itertools
 import math
 import numbers
-from collections.abc import Iterable
-from typing import Any
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from config import Config
 from distributions import ActionDistribution, check_action_space, forbid
-from envs.flat_spaces import ACTION_MASK, action_leaves, is_channels_last, num_action_parameters, num_options
+from encoders import LeafEncoders, initialize
+from envs.flat_spaces import ACTION_MASK, action_leaves, num_action_parameters, num_options
 from normalizers import (
     FixedNormalizer,
     ReturnNormalizer,
@@ -35,135 +33,6 @@ from normalizers import (
 from reducer import ALONE, Reducer
 from runtime.by_name import find_function
 from runtime.user_error import UserError
-
-# ---- activation functions ----------------------------------------------------------------------------------------
-
-
-class FastELU(nn.Module):
-    """ELU, as max(x, min(exp(x) - 1, 0)): PyTorch's own calls expm1, which is slower on a CPU.
-
-    With it a training pass of the Nature CNN takes 7 of 198 us an image less on one core of an EPYC (Zen 5), and acting
-    4 of 75, in bfloat16 (`python -m docs.encoder`).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _FastELU.apply(x) if x.device.type == "cpu" else F.elu(x)
-
-
-class _FastELU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.exp().sub_(1).clamp_(max=0)
-        torch.maximum(x, y, out=y)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return torch.ops.aten.elu_backward(gradient, 1.0, 1.0, 1.0, True, y)  # exp(x) = y + 1 below 0, 1 above
-
-
-NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": FastELU, "relu": nn.ReLU, "tanh": nn.Tanh}
-
-
-# ---- encoders ----------------------------------------------------------------------------------------------------
-
-
-def mlp(sizes: Iterable[int], nonlinearity: type[nn.Module]) -> nn.Sequential:
-    """Make linear layers of the given sizes, the input's first, each followed by the nonlinearity."""
-    layers = [[nn.Linear(n_in, n_out), nonlinearity()] for n_in, n_out in itertools.pairwise(sizes)]
-    return nn.Sequential(*(module for layer in layers for module in layer))
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is added (IMPALA, figure 3)."""
-
-    def __init__(self, channels: int, nonlinearity: type[nn.Module]) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nonlinearity(), nn.Conv2d(channels, channels, 3, padding=1),
-                                  nonlinearity(), nn.Conv2d(channels, channels, 3, padding=1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)
-
-
-def convolutions(architecture: str, channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
-    """Make the convolutional part of an image encoder, [B, C, H, W] -> [B, C', H', W']."""
-    layers: list[nn.Module] = []
-    if architecture == "resnet_impala":
-        for out in (16, 32, 32):
-            layers += [nn.Conv2d(channels, out, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1),
-                       ResidualBlock(out, nonlinearity), ResidualBlock(out, nonlinearity)]
-            channels = out
-        return nn.Sequential(*layers, nonlinearity())
-    # (filters, size, stride): convnet_atari is the Nature CNN (doi:10.1038/nature14236), convnet_a3c the smaller one of
-    # A3C (arXiv 1602.01783), a third of the arithmetic; convnet_simple is Sample Factory's
-    plans = {"convnet_atari": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-             "convnet_a3c": ((16, 8, 4), (32, 4, 2)),
-             "convnet_simple": ((32, 8, 4), (64, 4, 2), (128, 3, 2)),
-             "convnet_small": ((16, 2, 1), (32, 2, 1), (64, 2, 1))}
-    for out, size, stride in plans[architecture]:
-        layers += [nn.Conv2d(channels, out, size, stride), nonlinearity()]
-        channels = out
-    return nn.Sequential(*layers)
-
-
-class ImageEncoder(nn.Module):
-    """Encode images, CxHxW or HxWxC (`is_channels_last`): convolutions, then a small MLP."""
-
-    def __init__(self, shape: tuple[int, ...], cfg: Config) -> None:
-        super().__init__()
-        nonlinearity = NONLINEARITIES[cfg.nonlinearity]
-        self.channels_last = is_channels_last(shape)
-        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
-        self.convolutions = convolutions(cfg.encoder_conv_architecture, channels, nonlinearity)
-        try:
-            with torch.no_grad():
-                num_features = self.convolutions(torch.zeros(1, channels, height, width)).numel()
-        except RuntimeError as error:
-            small = cfg.encoder_conv_architecture == "convnet_small"
-            raise UserError(f"images of {height}x{width} are too small for --encoder_conv_architecture="
-                            f"{cfg.encoder_conv_architecture}; use {'' if small else 'convnet_small or '}resnet_impala"
-                            ) from error
-        self.mlp = mlp((num_features, *cfg.encoder_conv_mlp_layers), nonlinearity)
-        self.out_size = cfg.encoder_conv_mlp_layers[-1] if cfg.encoder_conv_mlp_layers else num_features
-
-    def forward(self, images: Tensor) -> Tensor:
-        if not self.channels_last:
-            return self.mlp(self.convolutions(images).flatten(1))
-        # the memory stays as it is throughout, so that nothing is copied
-        return self.mlp(self.convolutions(images.movedim(-1, 1)).movedim(1, -1).flatten(1))
-
-
-class VectorEncoder(nn.Module):
-    """Encode vectors with an MLP."""
-
-    def __init__(self, shape: tuple[int, ...], cfg: Config) -> None:
-        super().__init__()
-        sizes = (shape[0], *cfg.encoder_mlp_layers)
-        self.mlp = mlp(sizes, NONLINEARITIES[cfg.nonlinearity])
-        self.out_size = sizes[-1]
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        return self.mlp(vectors)
-
-
-class LeafEncoders(nn.Module):
-    """The default encoder: one for each leaf, their outputs concatenated."""
-
-    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Box]) -> None:
-        super().__init__()
-        self.names = list(obs_space)
-        self.encoders = nn.ModuleList((ImageEncoder if len(space.shape) == 3 else VectorEncoder)(space.shape, cfg)
-                                      for space in obs_space.values())
-        self.out_size = sum(encoder.out_size for encoder in self.encoders)
-        initialize(self, cfg.policy_init_gain)
-
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        features = [encoder(obs[name]) for name, encoder in zip(self.names, self.encoders, strict=True)]
-        return torch.cat(features, -1) if len(features) > 1 else features[0]
-
 
 # ---- cores -------------------------------------------------------------------------------------------------------
 
@@ -323,24 +192,6 @@ class ActorCritic(nn.Module):
         self.encoder.to(dtype)
         self.arithmetic = dtype
         return self
-
-
-def initialize(module: nn.Module, gain: float) -> None:
-    """Make weight matrices orthogonal and biases 0; an LSTM's forget gates begin at 1: it begins by remembering.
-
-    Modules of users keep their own initialization.
-    """
-    for part in module.modules():
-        if isinstance(part, (nn.Linear, nn.Conv2d)):
-            nn.init.orthogonal_(part.weight, gain)
-            nn.init.zeros_(part.bias)
-        elif isinstance(part, (nn.GRU, nn.LSTM)):
-            for name, parameter in part.named_parameters():
-                gates = parameter.data.split(part.hidden_size)
-                for gate in gates:
-                    nn.init.orthogonal_(gate, gain) if gate.dim() == 2 else nn.init.zeros_(gate)
-                if isinstance(part, nn.LSTM) and name.startswith("bias_ih"):
-                    nn.init.ones_(gates[1])  # input, forget, cell, output
 
 
 def require(module: nn.Module, kind: str, *attributes: str) -> None:

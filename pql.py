@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from algorithm import Data, Loss
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
+from encoders import NONLINEARITIES, LeafEncoders, mlp
 from envs.flat_spaces import action_leaves, is_bounded, num_columns
 from losses import MaskedMean
-from model import NONLINEARITIES, ActorCritic, LeafEncoders, mlp
+from model import ActorCritic
 from normalizers import expanded_space
 from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from reducer import FINISHED

@@ -1,7 +1,7 @@
 """What the layout of images, the activation and the copying of rows cost: `python -m docs.encoder`.
 
 The Nature CNN in bfloat16 on one core: us per image of acting (16 images) and of one training pass (264 images); and us
-per image of gathering 16 rows of trajectories. Quoted in `docs/performance.md`, `model.py` and `envs/families.py`.
+per image of gathering 16 rows of trajectories. Quoted in `docs/performance.md`, `encoders.py` and `envs/families.py`.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from config import make_config
-from model import NONLINEARITIES, FastELU, ImageEncoder
+from encoders import NONLINEARITIES, FastELU, ImageEncoder
 from runtime.crew import keep_freed_memory
 from tools.components import time_of
 
@@ -21,7 +21,7 @@ SECONDS = 2.0
 
 def make_encoder(activation: type[nn.Module], shape: tuple[int, int, int]) -> ImageEncoder:
     """Make the encoder of images of a shape with an activation function."""
-    encoder = ImageEncoder(shape, make_config({"env": "none"}))
+    encoder = ImageEncoder(shape, make_config({"env": "none", "encoder_conv_architecture": "convnet_atari"}))
     for part in encoder.modules():
         for name, child in part.named_children():
             if isinstance(child, NONLINEARITIES["elu"]):

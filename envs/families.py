@@ -30,8 +30,8 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from config import Config, algorithm_class
-from envs.flat_spaces import is_channels_last
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
+from envs.resizing import ResizedAgents, resize_images
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe, naming_failures
 from runtime.machine import automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
@@ -172,28 +172,6 @@ def describe_profiles(algo: str = Config.algo) -> str:
 # ---- making them -------------------------------------------------------------------------------------------------
 
 
-def resize_images(env: gym.Env, width: int, height: int) -> gym.Env:
-    """Resize the HxWxC uint8 images of an environment, alone or in a Dict."""
-    import cv2  # noqa: PLC0415  slow to import
-
-    space = env.observation_space
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    resized = {name: spaces.Box(0, 255, (height, width, part.shape[2]), np.uint8) for name, part in parts.items()
-               if isinstance(part, spaces.Box) and part.dtype == np.uint8
-               and len(part.shape) == 3 and is_channels_last(part.shape)}
-    if not resized:
-        raise UserError(f"--res_w and --res_h need uint8 images of height x width x channels, not {space}; "
-                        "leave them at 0")
-
-    def resize(image: np.ndarray) -> np.ndarray:
-        return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, -1)
-
-    if not isinstance(space, spaces.Dict):
-        return gym.wrappers.TransformObservation(env, resize, resized[""])
-    return gym.wrappers.TransformObservation(
-        env, lambda obs: {**obs, **{name: resize(obs[name]) for name in resized}}, spaces.Dict({**parts, **resized}))
-
-
 class OneSeed(gym.vector.VectorWrapper):
     """Seeds a vector environment that has one generator for all its environments."""
 
@@ -223,8 +201,6 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
                         "MiniGrid; leave them at 0")
     try:
         if cfg.env.startswith(PREFIX) or makes_parallel_env(spec):
-            if cfg.res_w:
-                raise UserError("--res_w and --res_h are not for environments of several agents; leave them at 0")
             env = ParallelVectorEnv(lambda: parallel_env(cfg, spec, render_mode), num_envs, cfg.env,
                                     squash_actions=cfg.squash_actions)
         else:
@@ -295,8 +271,9 @@ def makes_parallel_env(spec: EnvSpec) -> bool:
 
 
 def parallel_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
-    """Make one environment of several agents."""
-    return convert_turns(call_maker(spec.entry_point, cfg.env, render_mode, spec.kwargs))
+    """Make one environment of several agents, their images resized if so configured."""
+    env = convert_turns(call_maker(spec.entry_point, cfg.env, render_mode, spec.kwargs))
+    return ResizedAgents(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
 
 
 def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) -> gym.Env:

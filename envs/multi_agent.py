@@ -127,7 +127,7 @@ class ParallelVectorEnv(VectorEnv):
         pairs: list[tuple[spaces.Space, spaces.Space]] = []
         self.kind_of_agent = []
         for agent in first.possible_agents:
-            pair = (_space(first, "observation_space", agent), _space(first, "action_space", agent))
+            pair = (agent_space(first, "observation_space", agent), agent_space(first, "action_space", agent))
             if pair not in pairs:
                 pairs.append(pair)
             self.kind_of_agent.append(pairs.index(pair))
@@ -190,7 +190,7 @@ class ParallelVectorEnv(VectorEnv):
             obs, infos = shown
             actions, selected = {}, agent_selection(env)
             for agent in getattr(env, "agents", None) or obs:
-                space, info = _space(env, "action_space", agent), infos.get(agent) or {}
+                space, info = agent_space(env, "action_space", agent), infos.get(agent) or {}
                 in_obs = obs[agent].get(ACTION_MASK) if isinstance(obs.get(agent), dict) else None
                 mask = info.get(ACTION_MASK, in_obs)
                 rng = ahead.rng if agent in obs and acts(agent, info, mask, selected) else None
@@ -282,7 +282,8 @@ class ParallelVectorEnv(VectorEnv):
                 env.close()
 
 
-def _space(env: Any, what: str, agent: Any) -> spaces.Space:
+def agent_space(env: Any, what: str, agent: Any) -> spaces.Space:
+    """Return the "observation_space" or "action_space" of an agent."""
     space = getattr(env, what)
     space = space(agent) if callable(space) else space[agent]
     if not isinstance(space, spaces.Space):

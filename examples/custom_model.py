@@ -7,7 +7,8 @@ From the command line: `python train.py --env CartPole-v1 --model examples.custo
 from torch import nn
 
 from appo import APPO
-from model import ActorCritic, LeafEncoders
+from encoders import LeafEncoders
+from model import ActorCritic
 from normalizers import expanded_space
 
 

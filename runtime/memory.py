@@ -1,12 +1,15 @@
 """What a run takes of the machine's memory, estimated before anything is allocated. Used by `supervisor.py`."""
 
+import contextlib
 import os
 import resource
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 
 import psutil
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook as on_every_parameter
 
 from config import Config, algorithm_class
 from envs.flat_spaces import ACTION_MASK, num_options
@@ -23,7 +26,17 @@ from weights import NEWEST_ROWS
 SUPERVISOR_BYTES, COMPONENT_BYTES = 340_000_000, 100_000_000
 OPEN_FILES, FILES_PER_COMPONENT = 80, 12  # measured in the supervisor, which has the most: 31 + 5, of a policy 14
 TABLES_BYTES = 1 << 20  # what is shared beside trajectories and weights, a page each at least
+BYTES_PER_TENSOR = 1000  # of the object of each
+INITIALIZING = 3  # orthogonal matrices are computed with two more of their size
 ACTIVATIONS = 20  # bytes that a convolutional network keeps of each byte of a pass, of the Nature CNN in bfloat16
+
+# how a part of the network becomes smaller, by the function that makes it
+OWN = "make the layers of your own parts smaller"
+CURES = {"ActorCritic.__init__": "let the environment offer fewer actions", "ActorCritic.make_body": OWN,
+         "RecurrentCore.__init__": "lower --rnn_size or --rnn_num_layers",
+         "VectorEncoder.__init__": "lower --encoder_mlp_layers, or let the environment show fewer numbers",
+         "QNetwork.__init__": "lower --encoder_mlp_layers",
+         "ImageEncoder.__init__": "lower --encoder_conv_mlp_layers, or use --encoder_conv_architecture=auto"}
 
 
 def estimate_memory(cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: Sequence[torch.nn.Module],
@@ -75,6 +88,46 @@ def check_processes(cfg: Config, available: int) -> None:
 def copies_of_weights(cfg: Config) -> int:
     """Count: published twice, both moments of Adam; shared, and with gradients of each learner; of policy workers."""
     return 4 + (len(cfg.learners) > 1) + 2 * len(cfg.learners) + cfg.policy_workers_per_policy
+
+
+class TooLarge(Exception):
+    """More weights than the memory holds."""
+
+
+def make_smaller(error: Exception) -> str:
+    """Say which setting makes that part of a network smaller in which an error was raised."""
+    names = [frame.f_code.co_qualname for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((CURES[name] for name in reversed(names) if name in CURES), OWN)
+
+
+@contextlib.contextmanager
+def weights_that_fit(cfg: Config, on_cpu: bool, available: int) -> Iterator[None]:
+    """Raise `UserError` when the models that are made meanwhile have more weights than the memory holds.
+
+    Each layer is counted when it is made, before anything is written to its memory, and so takes any.
+    """
+    copies, needed = copies_of_weights(cfg) if on_cpu else INITIALIZING, 0
+
+    def count(module: torch.nn.Module, name: str, weights: torch.Tensor) -> None:
+        nonlocal needed
+        if not torch.nn.parameter.is_lazy(weights):
+            needed += (weights.numel() * 4 + BYTES_PER_TENSOR) * copies
+        if needed > available:
+            raise TooLarge
+
+    hook = on_every_parameter(count)
+    fewer = "lower --num_policies, or " if cfg.num_policies > 1 else ""
+    try:
+        yield
+    except TooLarge as error:
+        raise UserError(f"the weights of the network and their copies need more than {needed / 1e9:,.1f} GB of memory, "
+                        f"{available / 1e9:.1f} GB are free; {fewer}{make_smaller(error)}") from error
+    except (RuntimeError, TypeError, MemoryError) as error:
+        if not any(text in str(error).lower() for text in ("overflow", "can't allocate memory", "out of memory")):
+            raise
+        raise UserError(f"a layer of the network is larger than any memory; {make_smaller(error)}") from error
+    finally:
+        hook.remove()
 
 
 def available_memory(store_prefix: str) -> int:
@@ -150,9 +203,9 @@ def check_one_hot(cfg: Config, info: EnvInfo, available: int) -> None:
     """Raise `UserError` when the first layer of the network for a large Discrete observation alone is too large."""
     for obs_space, _ in info.kinds:
         for name, space in obs_space.items():
-            size = sum(num_options(space)) * (cfg.encoder_mlp_layers[0] if cfg.encoder_mlp_layers else 1)
-            needed = 4 * size * copies_of_weights(cfg)
-            if name != ACTION_MASK and needed > available:
+            first = cfg.encoder_mlp_layers[0] if cfg.encoder_mlp_layers else 1
+            needed = 4 * sum(num_options(space)) * first * copies_of_weights(cfg)
+            if name != ACTION_MASK and needed > available and sum(num_options(space)) > first:
                 raise UserError(f"observation '{name}' has {sum(num_options(space)):,} options; as one-hot vectors "
                                 f"they need a network of {needed / 1e9:,.0f} GB, {available / 1e9:.0f} GB are free; "
                                 "let the environment give numbers or bits instead")

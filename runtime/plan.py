@@ -25,6 +25,7 @@ from runtime.memory import (
     check_shared_memory,
     estimate_memory,
     replay_bytes,
+    weights_that_fit,
 )
 from runtime.pulse import START_SEC
 from runtime.run_folder import ANOTHER, changes
@@ -85,8 +86,9 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
                         "agent")
     check_one_hot(cfg, info, available)
     kinds = assign_kinds(cfg, info)
-    models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
-                                            for policy, kind in enumerate(kinds)), strict=True))
+    with weights_that_fit(cfg, devices[0].type == "cpu", available):
+        models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
+                                                for policy, kind in enumerate(kinds)), strict=True))
     check_num_slots(cfg, len(info.agents))
     needed = [estimate_memory(cfg, info, kinds[:count], models[:count], devices[:count])
               for count in range(1, cfg.num_policies + 1)]

@@ -57,7 +57,8 @@ SCRIPT = '''
 import sys
 import gymnasium as gym
 from appo import APPO
-from model import FeedForwardCore, LeafEncoders, ActorCritic
+from encoders import LeafEncoders
+from model import ActorCritic, FeedForwardCore
 
 class MyEncoder(LeafEncoders):
     pass

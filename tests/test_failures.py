@@ -218,7 +218,7 @@ def test_missing_package_is_one_line_with_the_command_that_installs_it(
 @pytest.mark.parametrize(("env_id", "settings", "fragments"), [
     ("CartPole-v1", {"res_w": 64, "res_h": 64}, ["--res_w and --res_h need uint8 images", "leave them at 0"]),
     ("PongNoFrameskip-v4", {"res_w": 64, "res_h": 64}, ["not for Atari", "leave them at 0"]),
-    ("counting_agents:CountingAgents", {"res_w": 8, "res_h": 8}, ["not for environments of several agents"]),
+    ("counting_agents:CountingAgents", {"res_w": 8, "res_h": 8}, ["--res_w and --res_h need uint8 images"]),
     ("CartPole-v1", {"env_frameskip": 4}, ["--env_frameskip is for Atari games and VizDoom", "leave it at 1"]),
     ("failing_envs:Steady", {"env_frameskip": 2}, ["--env_frameskip is for", "leave it at 1"]),
     ("CartPole-v1", {"env_framestack": 4}, ["--env_framestack is for Atari games only", "leave it at 1"]),

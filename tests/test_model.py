@@ -1,4 +1,4 @@
-"""Tests of `model.py`: normalizers of observations and returns, encoders, initialization, masks and precision."""
+"""Tests of `model.py`: normalizers of observations and returns, initialization, masks and precision."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from appo import Settings
 from config import Config
-from model import ActorCritic, FastELU, ImageEncoder, make_model
+from model import ActorCritic, make_model
 from normalizers import ReturnNormalizer, RunningNormalizer, expand, expanded_space
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
@@ -267,35 +267,6 @@ def test_equal_returns_stay_finite() -> None:
 # ---- network -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fast_elu_is_elu(dtype: torch.dtype) -> None:
-    x = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([-1e30, -0.0, 0.0, 200.0, 1e30])]).to(dtype)
-    outputs, gradients = [], []
-    for function in (FastELU(), torch.nn.ELU()):
-        leaf = x.clone().requires_grad_()
-        outputs.append(function(leaf))
-        outputs[-1].sum().backward()
-        gradients.append(leaf.grad)
-    tolerance = 1e-6 if dtype == torch.float32 else 2**-8  # of numbers near 1, from which 1 is subtracted
-    torch.testing.assert_close(*outputs, rtol=0, atol=tolerance)
-    torch.testing.assert_close(*gradients, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("sizes", [(32,), ()])
-@pytest.mark.parametrize("architecture", ["convnet_simple", "convnet_atari", "convnet_a3c", "resnet_impala"])
-def test_image_encoders_take_both_orders_of_axes(architecture: str, sizes: tuple[int, ...]) -> None:
-    cfg = config(encoder_conv_architecture=architecture, encoder_conv_mlp_layers=sizes)
-    first, last = ImageEncoder((3, 44, 48), cfg), ImageEncoder((44, 48, 3), cfg)
-    last.load_state_dict(first.state_dict())
-    images = torch.randn(2, 3, 44, 48, generator=torch.Generator().manual_seed(0))
-    features = first(images)
-    assert features.shape == (2, first.out_size)
-    assert last.out_size == first.out_size
-    channels_last = first.convolutions(images).movedim(1, -1).flatten(1)  # the same numbers in the order of the memory
-    torch.testing.assert_close(last(images.movedim(1, -1)), first.mlp(channels_last))
-    assert not torch.allclose(features[0], features[1])
-
-
 def forward(model: ActorCritic, obs: dict[str, Tensor], dtype: torch.dtype = torch.float32
             ) -> tuple[Tensor, Tensor, Tensor]:
     """Evaluate observations [B, ...] as B sequences of one step, without a memory."""
@@ -358,7 +329,7 @@ def test_an_action_mask_forbids_choices_and_nothing_else() -> None:
 def test_initialization_is_orthogonal(gain: float) -> None:
     model, _ = small_model(policy_init_gain=gain)
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
-    assert len(layers) == 3 + 1 + 2
+    assert len(layers) == 2 + 1 + 2
     for name, layer in layers:
         weight = layer.weight.detach().flatten(1)
         weight = weight if len(weight) <= weight.shape[1] else weight.T

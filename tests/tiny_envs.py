@@ -65,6 +65,15 @@ class ReadsImage(Reading):
         return image.astype(np.uint8)
 
 
+class ReadsLargeImage(ReadsImage):
+    """Large enough for layers with strides."""
+
+    observation_space = spaces.Box(0, 255, (18, 24, 3), np.uint8)
+
+    def show(self, target: int) -> np.ndarray:
+        return np.kron(super().show(target), np.ones((3, 4, 1), np.uint8))
+
+
 class ReadsChannelsFirst(ReadsImage):
     observation_space = spaces.Box(0, 255, (3, 6, 6), np.uint8)
 

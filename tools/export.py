@@ -1,10 +1,9 @@
 """Export a trained policy as one file: `python -m tools.export train_dir/CartPole-v1 policy.onnx` (or `policy.pt2`).
 
-The file needs nothing of this repository. It takes raw observations, as many rows at once as one likes, and normalizes
-them itself. It returns what `Algorithm.act` does in an evaluation with `--deterministic`, in float32: the most likely
-actions, in the form of the environment; the parameters of their distribution, for who wants to sample; values; with a
-memory the next hidden states. The command prints the meaning of every input and output, and it is in the file (ONNX:
-the `doc_string` of each and the metadata; `.pt2`: the extra file `about.json`).
+The file needs nothing of this repository. It takes raw observations, any number at once, and gives what `Algorithm.act`
+does in an evaluation with `--deterministic`, in float32: the most likely actions, in the form of the environment; the
+parameters of their distribution, to sample from; values; with a memory the next hidden states. What each input and
+output means is printed and in the file (ONNX: metadata and `doc_string`; `.pt2`: the extra file `about.json`).
 
     actions, *_ = onnxruntime.InferenceSession("policy.onnx").run(["actions"], {"obs": obs})
     outputs = torch.export.load("policy.pt2").module()({"obs": torch.as_tensor(obs)})       # {"actions": ...}
@@ -40,11 +39,9 @@ from runtime.files import load_saved, replacing
 from runtime.user_error import EnvironmentFailure, UserError
 
 MOST_ROWS = 2**20  # of observations at once
-ONNX_PACKAGES = "onnx==1.23.2 onnxscript==0.7.2"
 
 
 def dtype_of(space: spaces.Space) -> torch.dtype:
-    """Return the dtype of what is of a space."""
     return torch.from_numpy(np.zeros(0, space.dtype)).dtype
 
 
@@ -54,8 +51,7 @@ def env_actions(space: spaces.Space, columns: Tensor, *, squash: bool) -> Tensor
     if not isinstance(space, spaces.Box):
         return columns.to(dtype) + torch.as_tensor(getattr(space, "start", 0), dtype=dtype)
     columns = columns.tanh() if squash else columns
-    low, high = (torch.as_tensor(end if dtype.is_floating_point else end.astype(float))
-                 for end in (space.low, space.high))
+    low, high = (torch.as_tensor(end if dtype.is_floating_point else 1.0 * end) for end in (space.low, space.high))
     scaled = low + (columns.clamp(-1.0, 1.0) + 1.0) * 0.5 * (high - low)
     actions = torch.where(torch.as_tensor(is_bounded(space)), scaled, columns).clamp(low, high)
     return (actions if dtype.is_floating_point else actions.round()).to(dtype)
@@ -87,20 +83,18 @@ class Policy(nn.Module):
         """Make inputs of two rows."""
         inputs = {name: torch.zeros(2, *space.shape, dtype=torch.bool if name == ACTION_MASK else dtype_of(space))
                   for name, space in self.obs_space.items()}
-        state = {"rnn_states": torch.zeros(2, self.model.state_size), "new_episode": torch.zeros(2, dtype=torch.bool)}
-        return inputs | (state if self.model.state_size else {})
+        states = {"rnn_states": torch.zeros(2, self.model.state_size), "new_episode": torch.zeros(2, dtype=torch.bool)}
+        return inputs | (states if self.model.state_size else {})
 
     def meanings(self) -> dict[str, str]:
         """Say what each input and output is."""
         cfg = self.algorithm.cfg
         said = {name: f"raw observation of {cfg.env}: {space}" for name, space in self.obs_space.items()}
-        said |= {name: f"the most likely action, as the environment takes it: {leaf}"
-                 for name, leaf in self.parts.items()}
+        said |= {name: f"most likely action, as the environment takes it: {leaf}" for name, leaf in self.parts.items()}
         returns = f"expected return, discounted by {cfg.gamma:g}, of rewards times {cfg.reward_scale:g}"
         said |= {ACTION_MASK: "which options are allowed, those of all choices side by side",
-                 "rnn_states": "hidden states, the next_rnn_states of the step before",
-                 "new_episode": "where an episode begins, and rnn_states do not count",
-                 "next_rnn_states": "hidden states for the next step", "values": returns, "q_best": returns,
+                 "rnn_states": "hidden states, next_rnn_states of the last step", "values": returns, "q_best": returns,
+                 "new_episode": "an episode begins, rnn_states do not count", "next_rnn_states": "next hidden states",
                  "action_parameters": "to sample from, part by part: logits of each choice (-1e9: forbidden), a logit "
                  "of each bit; of a Box means, then logarithms of deviations (clip them to -8, 5), in units where -1 "
                  "is low and 1 is high" + (" (after tanh)" if cfg.squash_actions else "")}
@@ -143,8 +137,8 @@ def trace(policy: Policy) -> torch.export.ExportedProgram:
         with warnings.catch_warnings(action="ignore"):  # of torch about itself
             return torch.export.export(policy, (examples,), dynamic_shapes=({name: {0: batch} for name in examples},))
     except Exception as error:  # whatever code of one's own leads to
-        hint = "; write x.shape[0], not len(x)" if "violated" in str(error) else ""
-        raise UserError(f"the model cannot be exported ({type(error).__name__}: {str(error)[:100]}){hint}") from error
+        hint = "write x.shape[0], not len(x)" if "violated" in str(error) else str(error)[:100]
+        raise UserError(f"the model cannot be exported ({type(error).__name__}: {hint})") from error
 
 
 def to_onnx(program: torch.export.ExportedProgram, inputs: Data, outputs: Data, about: dict[str, str]) -> bytes:
@@ -162,10 +156,10 @@ def export(args: argparse.Namespace) -> None:
     if args.file.suffix not in (".onnx", ".pt2"):
         raise UserError(f"{args.file} must end in .onnx or .pt2")
     if args.file.suffix == ".onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
-        raise UserError(f"{args.file} needs packages: pip install {ONNX_PACKAGES}; or export a .pt2, which needs none")
+        raise UserError(f"{args.file}: pip install onnx==1.23.2 onnxscript==0.7.2; or export a .pt2, which needs none")
     policy, source = load_policy(args)
-    inputs = policy.examples()
-    program, outputs = trace(policy), policy(inputs)
+    inputs, program = policy.examples(), trace(policy)
+    outputs = policy(inputs)
     about = {"policy": source} | {name: text for name, text in policy.meanings().items() if name in inputs | outputs}
     try:
         args.file.parent.mkdir(parents=True, exist_ok=True)
@@ -177,10 +171,9 @@ def export(args: argparse.Namespace) -> None:
     except OSError as error:
         raise UserError(f"{args.file} cannot be written ({error.strerror}); choose another place") from error
     print(f"exported {source} to {args.file}, float32")
-    for kind, tensors in (("input", inputs), ("output", outputs)):
-        for name, tensor in tensors.items():
-            shape = ", ".join(["batch", *map(str, tensor.shape[1:])])
-            print(f"{kind} {name}: {str(tensor.dtype).removeprefix('torch.')} [{shape}], {about[name]}")
+    for name, tensor in (inputs | outputs).items():
+        shape, dtype = ", ".join(["batch", *map(str, tensor.shape[1:])]), str(tensor.dtype).removeprefix("torch.")
+        print(f"{'input' if name in inputs else 'output'} {name}: {dtype} [{shape}], {about[name]}")
 
 
 def main(argv: list[str]) -> int:
@@ -195,12 +188,10 @@ def main(argv: list[str]) -> int:
                         help="import code that the run's settings name, its environment included [False]")
     try:
         export(parser.parse(argv))
-    except UserError as error:
-        print(f"export.py: {error}", file=sys.stderr)
-        return 2
-    except EnvironmentFailure as error:
-        print(f"{error.where()}export.py: {error}", file=sys.stderr)
-        return 1
+    except (UserError, EnvironmentFailure) as error:
+        where = error.where() if isinstance(error, EnvironmentFailure) else ""
+        print(f"{where}export.py: {error}", file=sys.stderr)
+        return 1 if isinstance(error, EnvironmentFailure) else 2
     return 0
 
 

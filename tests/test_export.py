@@ -26,10 +26,10 @@ STEPS = 12
 IMAGE = {"encoder_conv_architecture": "convnet_small", "encoder_conv_mlp_layers": (16,)}
 
 
-def make(env_id: str, num_envs: int = 3, **settings: Any) -> tuple[Policy, Any]:
+def make(env_id: str, rows: int = 3, **settings: Any) -> tuple[Policy, Any]:
     """Make a policy with random weights and moved statistics, and environments for it."""
     cfg = make_config({"env": env_id, "num_workers": 1, "device": "cpu", "encoder_mlp_layers": (64, 64)} | settings)
-    env = make_vector_env(cfg, num_envs)
+    env = make_vector_env(cfg, rows)
     step = env.reset(0)
     kind = env.kinds[0]
     algorithm = algorithm_class(cfg.algo)(cfg)
@@ -132,11 +132,10 @@ def test_the_command_writes_one_file_that_explains_itself(run_dir: Path, tmp_pat
         about = json.loads(extra["about.json"])
     assert str(run_dir) in about["policy"]
     assert about.keys() - {"policy"} == {"obs", *got}
-    cfg = make_config(load_saved(run_dir / "config.json"))
-    policy, env = make("CartPole-v1")
+    saved = load_saved(run_dir / "config.json")
+    policy, env = make(saved.pop("env"), **saved)
     env.close()
-    state = load_checkpoint(find_policy(cfg, "best", 0))
-    policy.model.load_state_dict(state["model"])
+    policy.model.load_state_dict(load_checkpoint(find_policy(policy.algorithm.cfg, "best", 0))["model"])
     with torch.no_grad():
         wanted = policy({"obs": torch.as_tensor(obs)})
     for name, value in wanted.items():

@@ -27,7 +27,7 @@ def expand(space: spaces.Space, obs: Tensor) -> Tensor:
 
 def one_hot(indices: Tensor, n: int) -> Tensor:
     """Return one-hot vectors [B, n] uint8 of indices [B]; PyTorch's own are int64, eight times as large."""
-    return torch.zeros(len(indices), n, dtype=torch.uint8, device=indices.device).scatter_(1, indices[:, None], 1)
+    return torch.zeros(indices.shape[0], n, dtype=torch.uint8, device=indices.device).scatter_(1, indices[:, None], 1)
 
 
 def one_hot_bytes(obs_space: dict[str, spaces.Space]) -> int:
@@ -113,7 +113,7 @@ class RunningNormalizer(FixedNormalizer):
             return exact.clamp_(-self.CLIP, self.CLIP)
 
         chunk = self.rows_at_once(obs)
-        if len(obs) <= chunk:
+        if obs.shape[0] <= chunk:  # len() would fix the batch of an exported policy
             return normalize(obs).to(dtype)
         normalized = torch.empty(obs.shape, dtype=dtype)
         for rows, out in zip(obs.split(chunk), normalized.split(chunk), strict=True):

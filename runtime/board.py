@@ -9,6 +9,7 @@ import io
 import itertools
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from runtime.files import append
 
 MOST_WAITING = 1_000_000  # events; then the oldest are given up
 NUMBERS = itertools.count()
+PASSED_OVER = ".profile-empty"  # how TensorFlow's profiler names files that hold nothing
 
 
 class Board:
@@ -59,8 +61,20 @@ class Board:
         data = io.BytesIO()
         records = RecordWriter(data)
         if not self.path.exists():
+            announce(self.path.parent)
             records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         for event in self.waiting:
             records.write(event.SerializeToString())
         append(self.path, data.getvalue())
         self.waiting.clear()
+
+
+def announce(folder: Path) -> None:
+    """Let whoever has replaced TensorBoard's writer to follow what it writes, as W&B does, know of a folder.
+
+    That writer's own file goes away at once; by its name those who read the folder pass it over.
+    """
+    if writers := sys.modules.get("tensorboard.summary.writer.event_file_writer"):  # else nobody has
+        writers.EventFileWriter(str(folder), filename_suffix=PASSED_OVER).close()
+        for file in folder.glob(f"*{PASSED_OVER}"):
+            file.unlink()

@@ -11,6 +11,7 @@ from PIL import Image
 
 import evaluate
 from appo import APPO
+from runtime.user_error import UserError
 from tools.video import VideoWriter, contact_sheet
 
 HEIGHT, WIDTH = 400, 600  # of CartPole's picture
@@ -31,8 +32,13 @@ def record(trained: Path, video: Path, *flags: str) -> int:
 
 
 def read_mp4(path: Path) -> tuple[list[np.ndarray], float]:
-    """Return all frames [H, W, 3] in RGB, and frames per second."""
+    """Return all frames [H, W, 3] in RGB, and frames per second, of a film that every browser plays."""
     video = cv2.VideoCapture(str(path))
+    codec, pixels = (int(video.get(what)).to_bytes(4, "little")
+                     for what in (cv2.CAP_PROP_FOURCC, cv2.CAP_PROP_CODEC_PIXEL_FORMAT))
+    assert (codec, pixels) == (b"h264", b"I420")  # I420: yuv420p
+    data = path.read_bytes()
+    assert data.index(b"moov") < data.index(b"mdat"), "it can begin before all has come"
     frames = []
     while True:
         good, frame = video.read()
@@ -145,6 +151,35 @@ def test_writer_keeps_few_pictures_of_a_long_film(tmp_path: Path) -> None:
     assert (len(shown), shown[0]) == (16, 0)
     assert (np.diff(shown.astype(int)) > 0).all()
     assert shown[-1] >= 90, "the sheet covers the whole film"
+
+
+@pytest.mark.parametrize(("height", "width"), [(30, 30), (31, 45)])
+def test_mp4_shows_the_pictures_in_their_size(tmp_path: Path, height: int, width: int) -> None:
+    """A film of an odd size gets one more row or column, a copy of the last."""
+    y, x = np.mgrid[:height, :width]
+    still = np.stack([250 * y // height, 250 * x // width, 255 - 250 * y // height], -1).astype(np.uint8)
+    pictures = [still, still[::-1], still[:, ::-1]]
+    writer = VideoWriter(tmp_path / "film.mp4", 100 / 7)
+    for shown in pictures:
+        writer.add(SimpleNamespace(render=lambda shown=shown: shown))
+    writer.close()
+    frames, frames_per_sec = read_mp4(tmp_path / "film.mp4")
+    assert frames_per_sec == pytest.approx(100 / 7, abs=0.01)
+    for frame, shown in zip(frames, pictures, strict=True):
+        assert frame.shape == (height + height % 2, width + width % 2, 3)
+        np.testing.assert_allclose(frame[:height, :width].astype(int), shown, atol=45)  # colors are of 2 x 2 pixels
+        assert abs(frame[:height, :width].astype(int) - shown).mean() < 8
+
+
+def test_an_mp4_that_fails_is_one_line_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
+    writer = VideoWriter(tmp_path / "film.mp4", 30.0)
+    with pytest.raises(UserError, match=r"try a file that ends in \.gif"):
+        writer.add(SimpleNamespace(render=lambda: picture(0)))
+    writer.close()
+    assert capsys.readouterr().out == ""
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_film_without_a_picture_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

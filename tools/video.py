@@ -1,8 +1,9 @@
-"""Videos of an environment: mp4 or GIF, and a contact sheet beside it. Used by `evaluate.py`."""
+"""Videos of an environment: mp4 (H.264, which browsers play) or GIF, and a contact sheet. Used by `evaluate.py`."""
 
+from collections.abc import Generator
 from pathlib import Path
 
-import cv2
+import imageio_ffmpeg
 import numpy as np
 from PIL import Image
 
@@ -26,7 +27,7 @@ class VideoWriter:
             raise UserError(f"--record_video={path} cannot be written ({error.strerror}); choose another folder"
                             ) from error
         self.path, self.frames_per_sec = path, frames_per_sec
-        self.mp4: cv2.VideoWriter | None = None
+        self.mp4: Generator[None, np.ndarray, None] | None = None  # takes pictures
         self.gif: list[Image.Image] = []
         self.sheet: list[np.ndarray] = []  # every `sheet_every`-th picture
         self.sheet_every, self.num_frames = 1, 0
@@ -44,25 +45,35 @@ class VideoWriter:
             if self.num_frames < self.MAX_GIF_FRAMES:
                 self.gif.append(Image.fromarray(picture).quantize())
         else:
-            if self.mp4 is None:
-                size = (picture.shape[1], picture.shape[0])
-                self.mp4 = cv2.VideoWriter(str(self.path), cv2.VideoWriter_fourcc(*"mp4v"), self.frames_per_sec, size)
-                if not self.mp4.isOpened():
-                    raise UserError(f"--record_video={self.path} cannot be written; try a file that ends in .gif")
-            self.mp4.write(picture[:, :, ::-1])  # OpenCV wants BGR
+            self._add_to_mp4(picture)
         if self.num_frames % self.sheet_every == 0:
             self.sheet.append(picture.copy())
             if len(self.sheet) == 2 * self.SHEET_COLUMNS * self.SHEET_ROWS:
                 self.sheet, self.sheet_every = self.sheet[::2], 2 * self.sheet_every
         self.num_frames += 1
 
+    def _add_to_mp4(self, picture: np.ndarray) -> None:
+        height, width = picture.shape[:2]
+        even = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), "edge")  # yuv420p has no odd sizes
+        try:
+            if self.mp4 is None:
+                self.mp4 = imageio_ffmpeg.write_frames(
+                    self.path, (even.shape[1], even.shape[0]), fps=self.frames_per_sec, codec="libx264", quality=7,
+                    macro_block_size=1, ffmpeg_log_level="error",
+                    output_params=["-movflags", "+faststart"])  # a browser begins before it has all
+                self.mp4.send(None)
+            self.mp4.send(even)
+        except (OSError, RuntimeError) as error:  # ffmpeg has said why; or there is none
+            self.num_frames, self.mp4 = 0, None  # `close` removes the file
+            raise UserError(f"--record_video={self.path} cannot be written; try a file that ends in .gif") from error
+
     def close(self) -> None:
         """Finish the files."""
         if not self.num_frames:
-            self.path.unlink()
+            self.path.unlink(missing_ok=True)
             return
         if self.mp4 is not None:
-            self.mp4.release()
+            self.mp4.close()  # waits for ffmpeg
         else:
             self.gif[0].save(self.path, save_all=True, append_images=self.gif[1:], loop=0,
                              duration=round(1000 / self.frames_per_sec))

@@ -1,0 +1,82 @@
+"""The TensorBoard page in the hands of others: programs that follow TensorBoard's own writer, such as W&B, see it."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.summary.writer import event_file_writer
+
+from runtime.board import Board
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_who_replaces_the_writer_of_tensorboard_hears_of_the_folder_once(tmp_path: Path,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+
+    class Following(event_file_writer.EventFileWriter):
+        def __init__(self, folder: str, **settings: Any) -> None:
+            heard.append(folder)
+            super().__init__(folder, **settings)
+
+    monkeypatch.setattr(event_file_writer, "EventFileWriter", Following)
+    board = Board(tmp_path / "policy_00", purge_step=None)
+    for step in range(2):
+        board.add_scalar("mean_return", 1.0, step)
+        board.flush()
+    assert heard == [str(tmp_path / "policy_00")]
+    assert list((tmp_path / "policy_00").iterdir()) == [board.path]
+
+
+FOLLOWED = """
+import sys
+from pathlib import Path
+import wandb
+from runtime.board import Board
+
+with wandb.init(project="test", dir=sys.argv[1], sync_tensorboard=True):
+    boards = [Board(Path(sys.argv[1], "tensorboard", f"policy_{policy:02}"), purge_step=0) for policy in range(2)]
+    for step in range(3):
+        for policy, board in enumerate(boards):
+            board.add_scalar("mean_return", 10 * policy + step, 100 * step)
+            board.add_text("settings", "*words*")
+            board.flush()
+"""
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """Read what an offline run of W&B has logged: protocol buffers in records of LevelDB's log format."""
+    from wandb.proto.wandb_internal_pb2 import Record  # noqa: PLC0415  an optional package
+
+    data, position, record, rows = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        if (left := 2**15 - position % 2**15) < 7:
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            items = Record.FromString(record).history.item
+            rows += [{item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}]
+            record = b""
+    return [row for row in rows if row]
+
+
+def test_weights_and_biases_follows_every_policy_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    done = subprocess.run([sys.executable, "-c", FOLLOWED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+                          check=False, timeout=300, env=os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
+    assert done.returncode == 0, done.stderr
+    [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    rows = read_history(file)
+    for policy in range(2):
+        key = f"policy_{policy:02}/mean_return"
+        assert [(row["global_step"], row[key]) for row in rows if key in row] == [
+            (100 * step, 10 * policy + step) for step in range(3)]

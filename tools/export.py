@@ -1,0 +1,200 @@
+"""Export a trained policy as one file: `python -m tools.export train_dir/CartPole-v1 policy.onnx` (or `policy.pt2`).
+
+The file needs nothing of this repository. It takes raw observations, any number at once, and gives what `Algorithm.act`
+does in an evaluation with `--deterministic`, in float32: the most likely actions, in the form of the environment; the
+parameters of their distribution, to sample from; values; with a memory the next hidden states. What each input and
+output means is printed and in the file (ONNX: metadata and `doc_string`; `.pt2`: the extra file `about.json`).
+
+    actions, *_ = onnxruntime.InferenceSession("policy.onnx").run(["actions"], {"obs": obs})
+    outputs = torch.export.load("policy.pt2").module()({"obs": torch.as_tensor(obs)})       # {"actions": ...}
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from algorithm import Algorithm, Data
+from config import algorithm_class
+from envs.families import make_vector_env
+from envs.flat_spaces import ACTION_MASK, action_leaves, is_bounded, num_columns
+from envs.vector_env import describe
+from evaluate import load_run
+from normalizers import RunningNormalizer
+from pbt import assign_kinds
+from runtime import checkpoint
+from runtime.command_line import OneLineParser, parse_bool
+from runtime.evaluator import evaluation_seeds
+from runtime.fast_linear import FastLinear
+from runtime.files import load_saved, replacing
+from runtime.policy import best_policy, find_policy
+from runtime.user_error import EnvironmentFailure, UserError
+
+MOST_ROWS = 2**20  # of observations at once
+
+
+def dtype_of(space: spaces.Space) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, space.dtype)).dtype
+
+
+def env_actions(space: spaces.Space, columns: Tensor, *, squash: bool) -> Tensor:
+    """Turn columns [B, n] of actions into the form of a plain space, as `flat_spaces.unflatten_actions` does."""
+    columns, dtype = columns.reshape(-1, *space.shape), dtype_of(space)
+    if not isinstance(space, spaces.Box):
+        return columns.to(dtype) + torch.as_tensor(getattr(space, "start", 0), dtype=dtype)
+    columns = columns.tanh() if squash else columns
+    low, high = (torch.as_tensor(end if dtype.is_floating_point else 1.0 * end) for end in (space.low, space.high))
+    scaled = low + (columns.clamp(-1.0, 1.0) + 1.0) * 0.5 * (high - low)
+    actions = torch.where(torch.as_tensor(is_bounded(space)), scaled, columns).clamp(low, high)
+    return (actions if dtype.is_floating_point else actions.round()).to(dtype)
+
+
+class Policy(nn.Module):
+    """What is exported, a dict of inputs to a dict of outputs, and what they mean."""
+
+    def __init__(self, algorithm: Algorithm, model: nn.Module, obs_space: dict[str, spaces.Space],
+                 action_space: spaces.Space) -> None:
+        super().__init__()
+        self.algorithm, self.model, self.obs_space = algorithm, model, obs_space
+        self.parts = {f"actions/{path}" if path else "actions": leaf
+                      for path, leaf in action_leaves(action_space).items()}
+
+    def forward(self, inputs: Data) -> Data:
+        obs = {name: inputs[name] for name in self.obs_space}
+        rows = next(iter(obs.values())).shape[0]  # len() would be the number of the example
+        states = (inputs.get("rnn_states", torch.zeros(rows, 0)),
+                  inputs.get("new_episode", torch.zeros(rows, dtype=torch.bool)))
+        columns, next_states = self.algorithm.act(self.model, obs, *states, deterministic=True)
+        actions = columns["actions"].split([num_columns(leaf) for leaf in self.parts.values()], -1)
+        outputs = {name: env_actions(leaf, action, squash=self.algorithm.cfg.squash_actions)
+                   for (name, leaf), action in zip(self.parts.items(), actions, strict=True)}
+        outputs |= {name: columns[name] for name in ("action_parameters", "values", "q_best") if name in columns}
+        return outputs | ({"next_rnn_states": next_states} if self.model.state_size else {})
+
+    def examples(self) -> Data:
+        """Make inputs of two rows."""
+        inputs = {name: torch.zeros(2, *space.shape, dtype=torch.bool if name == ACTION_MASK else dtype_of(space))
+                  for name, space in self.obs_space.items()}
+        states = {"rnn_states": torch.zeros(2, self.model.state_size), "new_episode": torch.zeros(2, dtype=torch.bool)}
+        return inputs | (states if self.model.state_size else {})
+
+    def meanings(self) -> dict[str, str]:
+        """Say what each input and output is."""
+        cfg = self.algorithm.cfg
+        said = {name: f"raw observation of {cfg.env}: {space}" for name, space in self.obs_space.items()}
+        said |= {name: f"most likely action, as the environment takes it: {leaf}" for name, leaf in self.parts.items()}
+        returns = f"expected return, discounted by {cfg.gamma:g}, of rewards times {cfg.reward_scale:g}"
+        said |= {ACTION_MASK: "which options are allowed, those of all choices side by side",
+                 "rnn_states": "hidden states, next_rnn_states of the last step", "values": returns, "q_best": returns,
+                 "new_episode": "an episode begins, rnn_states do not count", "next_rnn_states": "next hidden states",
+                 "action_parameters": "to sample from, part by part: logits of each choice (-1e9: forbidden), a logit "
+                 "of each bit; of a Box means, then logarithms of deviations (clip them to -8, 5), in units where -1 "
+                 "is low and 1 is high" + (" (after tanh)" if cfg.squash_actions else "")}
+        return {name: " ".join(text.split()) for name, text in said.items()}
+
+
+def load_policy(args: argparse.Namespace) -> tuple[Policy, str]:
+    """Load the policy that `evaluate.py` would play; say which one it is."""
+    if not checkpoint.holds_run(args.run_dir):
+        raise UserError(f"{args.run_dir} holds no checkpoint; name the folder of a run")
+    args.env = load_saved(args.run_dir / "config.json")["env"]
+    if ":" in args.env and not args.trust_run:
+        raise UserError(f"{args.run_dir} asks to import --env={args.env}; add --trust_run if you know what that does")
+    args.train_dir, args.experiment, args.device, args.seed = str(args.run_dir.parent), args.run_dir.name, "cpu", 0
+    cfg = load_run(args)
+    which = args.checkpoint or ("latest" if cfg.self_play_past_fraction > 0 else "best")
+    number = args.policy if args.policy >= 0 else best_policy(cfg, which)
+    path = find_policy(cfg, which, number)[0]
+    with contextlib.closing(make_vector_env(cfg, 1)) as env:
+        env.reset(evaluation_seeds(cfg.seed, 1))  # now an action mask shows
+        kind = env.kinds[assign_kinds(cfg, describe(env))[number]]
+    algorithm = algorithm_class(cfg.algo)(cfg)
+    model = algorithm.make_model(kind.obs_space, kind.action_space).eval()
+    state = checkpoint.load_checkpoint(path)
+    checkpoint.load_weights(model, state, path, cfg.algo)
+    return Policy(algorithm, model, kind.obs_space, kind.action_space), f"{path} ({state['env_steps']:,} env_steps)"
+
+
+def trace(policy: Policy) -> torch.export.ExportedProgram:
+    """Turn a policy into a graph of operators. Raises `UserError` for code of a user's that cannot be."""
+    for part in policy.model.modules():
+        if isinstance(part, RunningNormalizer):
+            part.CHUNK = MOST_ROWS * part.mean.numel()  # all rows at once, however many there are
+        elif isinstance(part, FastLinear):
+            part.__class__ = nn.Linear  # the same, of operators that others have, too
+    policy.requires_grad_(False)
+    examples = policy.examples()
+    batch = torch.export.Dim("batch", min=1, max=MOST_ROWS)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of torch about itself
+            return torch.export.export(policy, (examples,), dynamic_shapes=({name: {0: batch} for name in examples},))
+    except Exception as error:  # whatever code of one's own leads to
+        hint = "write x.shape[0], not len(x)" if "violated" in str(error) else str(error)[:100]
+        raise UserError(f"the model cannot be exported ({type(error).__name__}: {hint})") from error
+
+
+def to_onnx(program: torch.export.ExportedProgram, inputs: Data, outputs: Data, about: dict[str, str]) -> bytes:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"):
+        onnx = torch.onnx.export(program, (), input_names=list(inputs), output_names=list(outputs), verbose=False)
+    onnx.model.metadata_props.update(about)
+    for value in (*onnx.model.graph.inputs, *onnx.model.graph.outputs):
+        value.doc_string = about[value.name]
+    return onnx.model_proto.SerializeToString()
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write the file and say what is in it."""
+    if args.file.suffix not in (".onnx", ".pt2"):
+        raise UserError(f"{args.file} must end in .onnx or .pt2")
+    if args.file.suffix == ".onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
+        raise UserError(f"{args.file}: pip install onnx==1.23.2 onnxscript==0.7.2; or export a .pt2, which needs none")
+    policy, source = load_policy(args)
+    inputs, program = policy.examples(), trace(policy)
+    outputs = policy(inputs)
+    about = {"policy": source} | {name: text for name, text in policy.meanings().items() if name in inputs | outputs}
+    try:
+        args.file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(args.file) as file:
+            if args.file.suffix == ".onnx":
+                file.write(to_onnx(program, inputs, outputs, about))
+            else:
+                torch.export.save(program, file, extra_files={"about.json": json.dumps(about, indent=2)})
+    except OSError as error:
+        raise UserError(f"{args.file} cannot be written ({error.strerror}); choose another place") from error
+    print(f"exported {source} to {args.file}, float32")
+    for name, tensor in (inputs | outputs).items():
+        shape, dtype = ", ".join(["batch", *map(str, tensor.shape[1:])]), str(tensor.dtype).removeprefix("torch.")
+        print(f"{'input' if name in inputs else 'output'} {name}: {dtype} [{shape}], {about[name]}")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit status."""
+    parser = OneLineParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the run's folder, such as train_dir/CartPole-v1")
+    parser.add_argument("file", type=Path, metavar="FILE", help="file to write, .onnx or .pt2 (torch.export)")
+    parser.add_argument("--checkpoint", default="", help="best, latest or a file [best; after self-play latest]")
+    parser.add_argument("--policy", type=int, default=-1, metavar="NUMBER",
+                        help="which policy of a population [the one with the best score]")
+    parser.add_argument("--trust_run", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
+                        help="import code that the run's settings name, its environment included [False]")
+    try:
+        export(parser.parse(argv))
+    except (UserError, EnvironmentFailure) as error:
+        where = error.where() if isinstance(error, EnvironmentFailure) else ""
+        print(f"{where}export.py: {error}", file=sys.stderr)
+        return 1 if isinstance(error, EnvironmentFailure) else 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envs.families import profile
 from learner import Learner
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime import ranks
-from runtime.banner import describe_run, explain, precision_of
+from runtime.banner import announce
 from runtime.by_name import reference
 from runtime.cast import list_components
 from runtime.children import start_server
@@ -26,7 +25,6 @@ from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
 from runtime.inbox import PAUSE, RESUME, SAVE, STOP
-from runtime.machine import this_machine
 from runtime.plan import make_plan, restore
 from runtime.population import Population
 from runtime.pulse import START_SEC
@@ -61,6 +59,7 @@ class Supervisor:
         `env`, `encoder`, `core`, `model`, `policy_mapping` and `algo` may also be functions (classes) at the top level
         of a file.
         """
+        since = time.time()
         own = {"algo": self.algo} if self.algo else {}
         given = {name: reference(value) if callable(value) else value
                  for name, value in ({"env": env} | own | settings).items()}
@@ -98,7 +97,7 @@ class Supervisor:
             self.crew.start(components, self._receive, cfg.seed, self.buffers.start, trace=cfg.trace_sec > 0)
             with refusing_files(cfg):
                 self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
-                                       sgd_steps=self.versions)
+                                       sgd_steps=self.versions, since=since)
             self._wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start",
                              START_SEC + cfg.decorrelate_experience_max_seconds)
             self._meet("ready")
@@ -106,12 +105,9 @@ class Supervisor:
                 self.recovery = Recovery(cfg, self.buffers, self.crew, components, self.records.log)
             undo.pop_all()
             self.run_dir_lock = lock
-        chosen = (f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}\n"
-                  + plan.describe_resume() if is_resumed else
-                  explain(this_machine(cfg.device), profile(cfg.env, given), given,
-                          precision_of(cfg, plan.info, plan.devices)))
-        self.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], self.buffers.num_bytes,
-                                      plan.num_bytes, plan.replay_bytes) + f"\n{news}{chosen}")
+        self.records.log(news + (f"resumed at env_steps={self.env_steps:,} sgd_steps={sum(self.versions):,}\n"
+                                 + plan.describe_resume() if is_resumed else ""))
+        announce(self.records.log, cfg, plan, self.buffers.num_bytes, None if is_resumed else given)
         if self.population is not None:
             self.records.add_population([], self.population.all_numbers(), self.env_steps)
 

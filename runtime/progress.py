@@ -34,12 +34,14 @@ def describe_progress(cfg: Config, row: dict[str, Any], policies: Sequence[Polic
     fraction = min(max(row["env_steps"] / goal, row["wall_sec"] / cfg.train_for_seconds), 1.0)
     seconds_left = max(0.0, min(pace.seconds_for(goal - row["env_steps"]), cfg.train_for_seconds - row["wall_sec"]))
     left = f"{format_roughly(seconds_left)} left"
-    has_frames = cfg.env_frameskip > 1
-    frames = f" ({row['env_frames']:,} frames)" if has_frames else ""
+    fps, steps = f"{row['fps']:,.0f}", f"{row['env_steps']:,} env_steps"
+    if cfg.env_frameskip > 1:
+        steps, per_sec = f"{steps} ({row['env_frames']:,} frames)", (f"{fps} frames/s", f"{fps} fps")
+    else:
+        per_sec = (f"{fps}/s",) * 2
     parts = [(part, part) for part in (f"{fraction:.1%}", *trouble)]
     parts += [(f"{format_duration(row['wall_sec'])} gone, {left}", left),
-              (f"{row['env_steps']:,} env_steps{frames}", f"{shorten(row['env_steps'])} env_steps"),
-              (f"{row['fps']:,.0f}{' frames' if has_frames else ''}/s",) * 2,
+              (steps, f"{shorten(row['env_steps'])} env_steps"), per_sec,
               *((part, part) for part in describe_scores(row, policies, return_so_far))]
     if "policy_lag_mean" in row:
         lag = f"lag {row['policy_lag_mean']:.1f}"
@@ -72,8 +74,10 @@ def show_scores(scores: list[float | None]) -> str:
 
 
 def shorten(number: int) -> str:
-    """Write a count in at most seven characters."""
-    return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.2f}M"
+    """Write a count in few characters: 12,345, 123k, 1.23M."""
+    if number < 1_000_000:
+        return f"{number:,}" if number < 100_000 else f"{number // 1000}k"
+    return f"{number / 1e6:.2f}M"
 
 
 def format_duration(seconds: float) -> str:

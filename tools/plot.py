@@ -155,7 +155,7 @@ def draw_population(run_dir: Path, output: Path) -> None:
         draw_setting(panel, name, events)
     for panel in list(panels)[len(names):]:
         panel.remove()
-    circle = Line2D([], [], color="gray", marker="o", fillstyle="none", linestyle="", label="became a copy of its color")
+    circle = Line2D([], [], color="gray", marker="o", fillstyle="none", linestyle="", label="became a copy")
     figure.legend(handles=[*figure.axes[0].lines, circle], loc="outside upper center", ncols=8, frameon=False)
     figure.savefig(output, dpi=100)
 

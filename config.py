@@ -98,12 +98,12 @@ class Config:
 
     # ---- sampler ---------------------------------------------------------------------------------------------
     num_workers: int = option(lambda: min(cpu_cores(), MAX_WORKERS), "sampler",
-                              "rollout worker processes; default: the cores of the machine", bounds=POSITIVE)
+                              "rollout worker processes, one for each core", bounds=POSITIVE)
     num_envs_per_worker: int = option(16, "sampler", "environments of each rollout worker, all splits together",
                                       bounds=POSITIVE)
-    worker_num_splits: int = option(2, "sampler", "groups of environments per rollout worker, 2 with a GPU, else 1 by "
-                                    "default; 2: double-buffered sampling, one group is stepped while the other's "
-                                    "actions are computed", bounds=POSITIVE)
+    worker_num_splits: int = option(2, "sampler", "groups of environments per rollout worker, 2 with a GPU, else 1; 2: "
+                                    "double-buffered sampling, one group is stepped while the other's actions are "
+                                    "computed", bounds=POSITIVE)
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes", bounds=POSITIVE)
     set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to one core, the first "
                                             "to the first core, the second to the second, and so on")

@@ -43,7 +43,7 @@ class Learner:
     SPANS = (  # what `tools/timeline.py` records
         ("feed.next", "wait for a dataset"), ("feed.inbox.get", "wait for trajectories"),
         ("feed.next_batch.get", "wait for the learner"), ("feed.copy", "batch"), ("evaluate", "forward"),
-        ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"),
+        ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"), ("sgd_step", "SGD"),
         ("update_normalizers", "normalizers"), ("state.publish", "publish"), ("state.save", "save"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,

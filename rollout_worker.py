@@ -59,7 +59,7 @@ class Split:
         self.first_slot = buffers.first_slot_of_kind
         self.env = make_env(cfg, cfg.envs_per_split)
         self.num_agents = len(self.env.agents)  # of one environment
-        # [M], shared with the policy workers
+        # [M], shared with the policy workers, the returns with the records
         self.awaited_policy = buffers.awaited_policy[index].numpy()  # the policy that must act for an agent, or IDLE
         self.snapshot = buffers.agent_snapshot[index].numpy()
         self.slots = buffers.agent_slot[index].numpy()
@@ -73,7 +73,7 @@ class Split:
         self.fresh = np.ones(M, bool)  # the episode's first observation was not acted on yet
         self.rewards = np.zeros(M)  # since the last action
         self.has_ended = np.zeros(M, bool)  # the agent's episode is over
-        self.episode_return = np.zeros(M)
+        self.episode_return = buffers.agent_return[index].numpy()
         self.episode_length = np.zeros(M, np.int64)  # decisions
         self.last_states = [np.zeros((M, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
         self.partial = np.zeros(M, bool)  # others have played the beginning of the agent's episode

@@ -174,8 +174,8 @@ class SharedBuffers:
         answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
         self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
         self.evaluations = Inbox(pipes, MAX_COMMANDS)
-        # one tensor, since each takes a file descriptor in every process: policy, snapshot, slot, t, version
-        self._agents = shared(5, cfg.num_splits, agents_per_split)
+        # one tensor, since each takes a file descriptor in every process: policy, snapshot, slot, t, version, return
+        self._agents = shared(6, cfg.num_splits, agents_per_split)
         self.awaited_policy.fill_(IDLE)
         self.agent_snapshot.fill_(CURRENT)
         self.pulses = shared(num_components(cfg, cfg.num_policies) + 1, 3)  # the table of `runtime/pulse.py`
@@ -203,12 +203,13 @@ class SharedBuffers:
         self.shaping_names = list(flatten_shaping(info.shaping)) if offered else []
         self.shaping = shared(cfg.num_policies, len(self.shaping_names), dtype=torch.float64)
 
-    # of each agent, [splits, M] int64
+    # of each agent, [splits, M] int64, the return float64
     awaited_policy = property(lambda self: self._agents[0], doc="The policy that must act for it; IDLE: none.")
     agent_snapshot = property(lambda self: self._agents[1], doc="The snapshot that it plays, or CURRENT.")
     agent_slot = property(lambda self: self._agents[2], doc="Its trajectory.")
     agent_t = property(lambda self: self._agents[3], doc="Its row there.")
     agent_version = property(lambda self: self._agents[4], doc="That of the weights that gave it its hidden state.")
+    agent_return = property(lambda self: self._agents[5].view(torch.float64), doc="That of its episode so far.")
     asked = property(lambda self: self._requests[0], doc="Requests of each split, [splits] int64.")
     answered = property(lambda self: self._requests[1:], doc="How many each policy has answered, [P, splits] int64.")
     # of each policy, [P] float64

@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envs.families import profile
 from learner import Learner
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime import ranks
-from runtime.banner import describe_run, explain, precision_of
+from runtime.banner import announce
 from runtime.by_name import reference
 from runtime.cast import list_components
 from runtime.children import start_server
@@ -27,7 +26,6 @@ from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
 from runtime.inbox import FINISH, LOAD, SAVE, STOP
-from runtime.machine import this_machine
 from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
 from runtime.progress import describe_finished
@@ -61,6 +59,7 @@ class Supervisor:
         `env`, `encoder`, `core`, `model`, `policy_mapping` and `algo` may also be functions (classes) at the top level
         of a file.
         """
+        since = time.time()
         own = {"algo": self.algo} if self.algo else {}
         given = {name: reference(value) if callable(value) else value
                  for name, value in ({"env": env} | own | settings).items()}
@@ -99,7 +98,7 @@ class Supervisor:
             self.crew.start(components, self._receive, cfg.seed, self.buffers.start, trace=cfg.trace_sec > 0)
             with refusing_files(cfg):
                 self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
-                                       sgd_steps=self.versions)
+                                       sgd_steps=self.versions, since=since)
             self._wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start",
                              START_SEC + cfg.decorrelate_experience_max_seconds)
             self._meet("ready")
@@ -188,9 +187,7 @@ class Supervisor:
         self._wait_until(lambda: STOP_SIGNAL() or self.sampling.is_paused(),
                          lambda: "not all rollout workers have paused")
         self.commands.forget(kind=FINISH)  # of a call that was interrupted
-        for policy in range(self.cfg.num_policies):
-            for learner in range(len(self.cfg.learners)):
-                self.commands.send(policy, FINISH, self.sampling.num_pauses, learner)
+        self.commands.send_to_all(FINISH, self.sampling.num_pauses)
         self._wait_for_answers(FINISH, "finish", unless=STOP_SIGNAL)
 
     def _wait_for_answers(self, kind: int, what: str, unless: Callable[[], bool] = lambda: False) -> None:
@@ -344,14 +341,11 @@ class Supervisor:
 
 
 def introduce(system: Supervisor, plan: Plan, given: dict[str, Any], news: str) -> None:
-    """Tell what a run is made of, and why."""
-    cfg, is_resumed = system.cfg, any(plan.states)
-    chosen = (f"resumed at env_steps={system.env_steps:,} sgd_steps={sum(system.versions):,}\n"
-              + plan.describe_resume() if is_resumed else
-              explain(this_machine(cfg.device), profile(cfg.env, given), given,
-                      precision_of(cfg, plan.info, plan.devices)))
-    system.records.log(describe_run(cfg, plan.info, plan.devices, plan.models[0], system.buffers.num_bytes,
-                                    plan.num_bytes, plan.replay_bytes) + f"\n{news}{chosen}")
+    """Tell what a run is made of."""
+    is_resumed = any(plan.states)
+    system.records.log(news + (f"resumed at env_steps={system.env_steps:,} sgd_steps={sum(system.versions):,}\n"
+                               + plan.describe_resume() if is_resumed else ""))
+    announce(system.records.log, system.cfg, plan, system.buffers.num_bytes, None if is_resumed else given)
     if system.population is not None:
         system.records.add_population([], system.population.all_numbers(), system.env_steps)
 

@@ -1,4 +1,4 @@
-"""Train a policy: `python train.py --env PongNoFrameskip-v4`. `--help` lists every setting.
+"""Train: `python train.py --env PongNoFrameskip-v4`. `--help` lists every setting.
 
 A thin command line over `supervisor.Supervisor`. Exit status: 0 when finished or stopped by Ctrl-C, SIGTERM or SIGHUP
 after saving, 2 for bad input (one line), 1 when a component failed (its traceback). Read next: `appo.py`.
@@ -17,19 +17,22 @@ def main(argv: list[str]) -> int:
     training = False
     try:
         with STOP_SIGNAL.watching():
-            from runtime.children import start_server  # noqa: PLC0415  slow, as all of these
+            from psutil import Process  # noqa: PLC0415  slow, as all of these
+
+            from runtime.children import start_server  # noqa: PLC0415
 
             if not {"-h", "--help", "--serial_mode"} & set(argv):
                 start_server()  # does the slow imports at the same time: the first SGD step comes 1 s earlier
-            from envs.families import describe_profiles  # noqa: PLC0415
-            from runtime.command_line import algo_of, make_parser  # noqa: PLC0415
+            from runtime.command_line import algo_of  # noqa: PLC0415
+            from runtime.defaults import make_full_parser  # noqa: PLC0415
             from supervisor import Supervisor  # noqa: PLC0415
 
             algo = algo_of(argv)
-            given = vars(make_parser(__doc__.splitlines()[0], describe_profiles(algo), algo).parse(argv))
+            given = vars(make_full_parser(__doc__.splitlines()[0], algo=algo).parse(argv))
             system = Supervisor(**{"env": "", **given})
             with STOP_SIGNAL.deferred(), system:
                 training = True
+                system.records.since = Process().create_time()  # the imports count, too
                 system.train()
     except BaseException as error:
         if STOP_SIGNAL() and not training:  # whatever the signal has interrupted

@@ -17,7 +17,6 @@ import importlib
 import math
 import os
 import tempfile
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -156,17 +155,6 @@ def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
     settings = family_profile(kind, given.get("algo", Config.algo))
     return automatic(this_machine(given.get("device", "auto")), settings, given,
                      large_observations=kind in LARGE_OBSERVATIONS)
-
-
-def describe_profiles(algo: str = Config.algo) -> str:
-    """Describe the profiles in one paragraph each, for the command line's help."""
-    def listed(settings: Mapping[str, Any]) -> str:
-        return ", ".join(f"without a GPU {listed(value)}" if name == "without_gpu" else f"{name}={value}"
-                         for name, value in settings.items() if value != {})
-
-    paragraphs = (f"{kind}: {listed(family_profile(kind, algo))}" for kind in PROFILES)
-    return "families have defaults of their own (for two cores; they grow with the machine):\n" + "\n".join(
-        textwrap.fill(paragraph, 100, initial_indent="  ", subsequent_indent="    ") for paragraph in paragraphs)
 
 
 # ---- making them -------------------------------------------------------------------------------------------------

@@ -1,84 +1,141 @@
-"""What a run says of itself when it begins."""
+"""What a run says of itself when it begins: six lines, of which four are a table of what was chosen, and why."""
 
 import os
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from gymnasium import spaces
+from torch import nn
 
 from config import Config
-from envs.vector_env import EnvInfo
-from runtime.container import cpu_cores
-from runtime.machine import CORES_PER_POLICY_WORKER, NETWORK_SETTINGS, Machine, body_dtype
+from envs.families import family, family_profile
+from envs.flat_spaces import ACTION_MASK
+from runtime.machine import CORES_PER_POLICY_WORKER, NETWORK_SETTINGS, body_dtype, this_machine
+from runtime.plan import Plan
 
-NETWORKS = {  # why an encoder was chosen
-    "convnet_a3c": "the small network of A3C (without a GPU it reaches 18 on Pong in half the time; "
-                   "--encoder_conv_architecture convnet_atari is the standard, and brings its own batches)",
-    "convnet_atari": "the Nature CNN (the standard; a GPU has the time for it)"}
+WIDTH = 80
 
 
-def describe_run(cfg: Config, info: EnvInfo, devices: Sequence[torch.device], model: torch.nn.Module,
-                 trajectory_bytes: int, total_bytes: int, replay_bytes: int) -> str:
-    """Describe the environment, the processes, the data and the memory of a run in a line each."""
+def announce(log: Callable[..., None], cfg: Config, plan: Plan, trajectory_bytes: int, given: Mapping[str, Any] | None,
+             ) -> None:
+    """Tell on the console and in the log what a run is made of; more of it in the log alone.
+
+    given: the settings that were given, which need no reason; None: the run is resumed, and all were chosen before.
+    """
+    log("\n".join(describe_run(cfg, plan, given)))
+    log("\n".join(describe_details(cfg, plan, trajectory_bytes)), to_console=False)
+
+
+def describe_run(cfg: Config, plan: Plan, given: Mapping[str, Any] | None) -> list[str]:
+    """Describe a run in six lines of at most `WIDTH` characters, unless the name of its folder is long."""
+    info, machine = plan.info, this_machine(cfg.device)
+    agents = f", {len(info.agents)} agents" if len(info.agents) > 1 else ""
+    obs_and_actions = describe_kind(plan, 0) if len(info.kinds) == 1 else f"{len(info.kinds)} kinds of agents"
+    mode = ", serial" if cfg.serial_mode else "" if cfg.async_rl else ", synchronous"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = [textwrap.shorten(f"{cfg.env}{agents}: {obs_and_actions}, {cfg.algo}{mode}", WIDTH, placeholder=" ..."),
+             f"{machine}, about {plan.num_bytes / 2**30:.1f} of {memory / 2**30:.0f} GiB; records in {cfg.run_dir}"]
+    rows = [("sampling", describe_sampling(cfg)), ("acting", describe_acting(cfg, plan)),
+            ("learning", describe_learning(cfg, plan)), ("network", describe_network(cfg, plan))]
+    why = reasons(cfg, plan, given) if given is not None else {}
+    width = max(len(chosen) for _, chosen in rows)
+    for name, chosen in rows:
+        in_columns = f"  {name:<9} {chosen:<{width}}  {why.get(name, '')}".rstrip()
+        lines.append(in_columns if len(in_columns) <= WIDTH else f"  {name:<9} {chosen}"[:WIDTH])
+    return lines
+
+
+def describe_details(cfg: Config, plan: Plan, trajectory_bytes: int) -> list[str]:
+    """Describe the spaces of all agents and what memory is for, a line each."""
     lines = []
-    for kind, (obs_space, action_space) in enumerate(info.kinds):
-        observations = ", ".join(f"{name} {describe_space(space)}" for name, space in obs_space.items())
-        names = [name for name, of in zip(info.agents, info.kind_of_agent, strict=True) if of == kind]
-        agents = f" ({', '.join(names)})" if len(info.agents) > 1 else ""
-        lines.append(f"{cfg.env}{agents}: {observations} -> {action_space}")
-    mode = "serial" if cfg.serial_mode else "asynchronous" if cfg.async_rl else "synchronous"
-    policies = f"{cfg.num_policies} policies, each with " if cfg.num_policies > 1 else ""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    lines += [
-        f"{mode}: {cfg.num_workers} rollout workers x {cfg.num_envs_per_worker} environments in "
-        f"{cfg.worker_num_splits} split(s), {policies}{cfg.policy_workers_per_policy} policy worker(s), "
-        f"{len(cfg.learners)} learner(s); "
-        f"{cpu_cores()} cores, {memory:.0f} GiB, "
-        f"networks on {', '.join(dict.fromkeys(map(str, devices)))} in {precision_of(cfg, info, devices)}",
-        f"trajectories of {cfg.rollout} steps, datasets of {cfg.batch_size} x {cfg.num_batches_per_epoch} samples, "
-        f"{cfg.num_epochs} epoch(s); {sum(p.numel() for p in model.parameters()):,} parameters; "
-        f"about {total_bytes / 1e9:.1f} GB of memory, {trajectory_bytes / 1e6:.1f} MB of it "
-        "trajectories in shared memory",
-    ]
-    if replay_bytes:
+    for kind in range(len(plan.info.kinds)):
+        names = [name for name, of in zip(plan.info.agents, plan.info.kind_of_agent, strict=True) if of == kind]
+        lines.append(f"{', '.join(names)}: {describe_kind(plan, kind)}")
+    lines.append(f"trajectories of {cfg.rollout} steps, {trajectory_bytes / 1e6:.1f} MB of shared memory")
+    if plan.replay_bytes:
         each = " for each policy" if cfg.num_policies > 1 else ""
-        lines.append(f"replay of {cfg.replay_size:,} transitions{each}, {replay_bytes:,} bytes; after the first "
+        lines.append(f"replay of {cfg.replay_size:,} transitions{each}, {plan.replay_bytes:,} bytes; after the first "
                      f"{cfg.replay_warmup:,}, {cfg.replay_ratio:g} are trained on for each one sampled")
-    lines.append(f"records in {cfg.run_dir}")
-    return "\n".join(lines)
+    return lines
 
 
-def precision_of(cfg: Config, info: EnvInfo, devices: Sequence[torch.device]) -> str:
-    """Name the arithmetic of the network body."""
-    return str(body_dtype(cfg, devices[0], info.kinds[0][0])).removeprefix("torch.")
+def describe_sampling(cfg: Config) -> str:
+    splits = f" in {cfg.worker_num_splits} splits" if cfg.worker_num_splits > 1 else ""
+    return f"{count(cfg.num_workers, 'worker')} x {count(cfg.num_envs_per_worker, 'environment')}{splits}"
 
 
-def explain(machine: Machine, settings: Mapping[str, Any], given: Mapping[str, Any], precision: str) -> str:
-    """Say in one line which settings were chosen for the machine, and why; nothing of those that were given."""
-    reasons = {
-        "num_workers": "{} rollout workers (one for each core)",
-        "num_envs_per_worker": "{} environments each (enough for large batches, few enough for fresh experience)",
-        "worker_num_splits": "{} split(s) of them (" + (
-            "one is stepped while the GPU acts for the other)" if machine.num_gpus else
-            "while a worker waits for actions, other processes use its core)"),
-        "policy_workers_per_policy": f"{{}} policy worker(s) (one for {CORES_PER_POLICY_WORKER} cores)",
-        "learner_threads": "{} learner thread(s) " + ("(the GPU does the work)" if machine.num_gpus else
-                                                      "(learning takes most of the time)"),
-        "rollout": "trajectories of {} steps",
-        "batch_size": "minibatches of {}",
-    }
-    parts = [text.format(settings[name]) for name, text in reasons.items() if name in settings and name not in given]
-    network = settings.get("encoder_conv_architecture")
-    if network in NETWORKS and not NETWORK_SETTINGS & given.keys():
-        parts.append(NETWORKS[network])
+def describe_acting(cfg: Config, plan: Plan) -> str:
+    workers = cfg.num_policies * (1 if cfg.serial_mode else cfg.policy_workers_per_policy)
+    devices = ", ".join(dict.fromkeys(map(str, plan.devices)))
+    return f"{count(workers, 'policy worker')}, {precision_of(cfg, plan)} on {devices}"
+
+
+def describe_learning(cfg: Config, plan: Plan) -> str:
+    learners = len(cfg.learners) * cfg.num_policies
+    own = f"{learners} learners: " if learners > 1 else ""
+    threads = f", {cfg.learner_threads} threads" if cfg.learner_threads > 1 and not cfg.serial_mode else ""
+    if plan.replay_bytes:
+        return f"{own}{cfg.batch_size} of {cfg.replay_size:,} ({plan.replay_bytes / 2**30:.1f} GiB){threads}"
+    epochs = count(cfg.num_epochs, "epoch")
+    return f"{own}{epochs} of {cfg.num_batches_per_epoch} x {cfg.batch_size} samples{threads}"
+
+
+def describe_network(cfg: Config, plan: Plan) -> str:
+    """Name the parts of the first policy's network, and count its parameters."""
+    model = plan.models[0]
+    leaves = {name: space for name, space in plan.info.kinds[plan.kinds[0]][0].items() if name != ACTION_MASK}
+    are_images = [len(space.shape or ()) == 3 for space in leaves.values()]
+    layers = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    convolutions = f"{layers} convolutions" if cfg.encoder_conv_architecture == "auto" else (
+        cfg.encoder_conv_architecture)
+    mlp = f"mlp {'-'.join(map(str, cfg.encoder_mlp_layers))}"
+    parts = [name for name in (cfg.model, cfg.encoder) if name] or [
+        *([convolutions] if any(are_images) else []), *([mlp] if not all(are_images) else [])]
+    parts += [cfg.core] if cfg.core else [f"{cfg.rnn_type} {cfg.rnn_size}"] if cfg.use_rnn else []
+    each = f"{cfg.num_policies} of " if cfg.num_policies > 1 else ""
+    return f"{each}{' + '.join(parts)}, {sum(p.numel() for p in model.parameters()):,} parameters"
+
+
+def reasons(cfg: Config, plan: Plan, given: Mapping[str, Any]) -> dict[str, str]:
+    """Say in a few words why each row of the table is as it is; nothing of what was given."""
+    kind, why = family(cfg.env), {}
+    if "num_workers" not in given and not cfg.serial_mode:
+        why["sampling"] = "a worker for each core"
+    if cfg.worker_num_splits > 1 and "worker_num_splits" not in given:
+        why["sampling"] = "splits take turns"
     if "precision" not in given:
-        is_reduced = precision == "bfloat16"
-        why = "images, and the hardware has it" if is_reduced else "no images, or no bfloat16 in the hardware"
-        parts.append(f"{precision} ({why})")
-    return f"chosen for {machine}: " + ", ".join(parts)
+        has_images = any(len(space.shape or ()) == 3 for space in plan.info.kinds[0][0].values())
+        why["acting"] = "bfloat16 for images" if precision_of(cfg, plan) == "bfloat16" else (
+            "no bfloat16 in this hardware" if has_images else "bfloat16 is for images")
+    if cfg.policy_workers_per_policy > 1 and "policy_workers_per_policy" not in given:
+        why["acting"] = f"one for {CORES_PER_POLICY_WORKER} cores"
+    if plan.replay_bytes:
+        why["learning"] = f"{cfg.replay_ratio:g} for each sampled"
+    elif not {"batch_size", "num_batches_per_epoch", "num_epochs"} <= given.keys():
+        why["learning"] = f"defaults of {kind}"
+    if not (NETWORK_SETTINGS | {"encoder_mlp_layers"}) & given.keys():
+        is_small = "encoder_conv_architecture" in family_profile(kind, cfg.algo)["without_gpu"]
+        why["network"] = "small, without a GPU" if is_small and not this_machine(cfg.device).num_gpus else (
+            f"defaults of {kind}")
+    return why
+
+
+def precision_of(cfg: Config, plan: Plan) -> str:
+    """Name the arithmetic of the network body."""
+    return str(body_dtype(cfg, plan.devices[0], plan.info.kinds[0][0])).removeprefix("torch.")
+
+
+def describe_kind(plan: Plan, kind: int) -> str:
+    """Show the spaces of a kind of agents."""
+    obs_space, action_space = plan.info.kinds[kind]
+    return ", ".join(f"{name} {describe_space(space)}" for name, space in obs_space.items()) + f" -> {action_space}"
 
 
 def describe_space(space: Any) -> str:
     """Show a space in a few characters: a Box by its shape."""
     return "x".join(map(str, space.shape)) if isinstance(space, spaces.Box) else str(space)
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"

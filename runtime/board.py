@@ -1,10 +1,11 @@
-"""The TensorBoard page of one policy: scalars and texts. What cannot be written waits for the next `flush`.
+"""The TensorBoard page of one policy: scalars, texts, and the settings of the run for the tab of hyperparameters.
 
-The file is opened for each flush alone, so a full disk or a folder that has gone away costs nothing but the wait.
-Used by `policy_records.py`.
+What cannot be written waits for the next `flush`. The file is opened for each flush alone, so a full disk or a folder
+that has gone away costs nothing but the wait. Used by `policy_records.py` and `records.py`.
 """
 
 import collections
+import dataclasses
 import io
 import itertools
 import os
@@ -12,19 +13,29 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from config import Config
 from runtime.files import append
 
 MOST_WAITING = 1_000_000  # events; then the oldest are given up
 NUMBERS = itertools.count()
 PASSED_OVER = ".profile-empty"  # how TensorFlow's profiler names files that hold nothing
+COUNTERS = {"env_steps", "env_frames", "sgd_steps", "env_steps_trained", "wall_sec", "num_episodes", "eval_env_steps",
+            "eval_sgd_steps"}  # of a row; as charts they say nothing
+TAGS = {"mean_return": "episode/return_mean", "return_min": "episode/return_min", "return_max": "episode/return_max",
+        "mean_length": "episode/length_mean", "true_objective": "episode/true_objective",
+        "win_rate_vs_past": "episode/win_rate_vs_past", "policy_lag_mean": "lag/mean", "policy_lag_max": "lag/max",
+        "fps": "system/frames_per_sec", "memory_mb": "system/memory_mb"}  # of the rest; others are "train/..."
+NO_HYPERPARAMETERS = {"records", "failures", "evaluation", "train_dir", "experiment", "restart_behavior", "trust_run"}
 
 
 class Board:
@@ -41,6 +52,29 @@ class Board:
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         self._add(Summary.Value(tag=name, simple_value=value), step)
+
+    def add_row(self, row: dict[str, Any], step: int) -> None:
+        """Add what a row of metrics.jsonl holds of this policy; an evaluation at the env_steps of its weights."""
+        for name, value in row.items():
+            if name in COUNTERS or value is None:
+                continue
+            if name.startswith("eval_"):
+                self.add_scalar(f"eval/{name.removeprefix('eval_')}", value, row["eval_env_steps"])
+            else:
+                self.add_scalar(TAGS.get(name, f"train/{name}"), value, step)
+
+    def add_settings(self, cfg: Config) -> None:
+        """Add the settings of the run as a text, and as hyperparameters."""
+        table = "\n".join(f"| {name} | {value} |" for name, value in vars(cfg).items())
+        self.add_text("config", "| setting | value |\n|---|---|\n" + table)
+        settings = {}
+        for field in dataclasses.fields(cfg):
+            if not {field.name, field.metadata["group"]} & NO_HYPERPARAMETERS:
+                value = getattr(cfg, field.name)
+                value = " ".join(map(str, value)) if isinstance(value, tuple) else value
+                settings[field.name] = value if isinstance(value, bool | int | float) else str(value)
+        for value in hparams_pb(settings, trial_id=f"{cfg.run_dir.name} in {cfg.run_dir.parent}").value:
+            self._add(value, 0)
 
     def add_text(self, name: str, text: str, step: int = 0) -> None:
         """Add a text in Markdown."""

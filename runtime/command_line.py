@@ -4,11 +4,14 @@ import argparse
 import dataclasses
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from config import Config, algorithm_class, check_other_algorithms
 from runtime.user_error import UserError, nearest
+
+MAX_METAVAR = 40  # characters of all choices of a setting; more would not fit into a line
 
 
 def parse_bool(text: str) -> bool:
@@ -63,13 +66,15 @@ def algo_of(argv: Sequence[str]) -> str:
     return parser.parse_known_args(argv)[0].algo
 
 
-def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> OneLineParser:
+def make_parser(description: str, epilog: str = "", algo: str = Config.algo,
+                shown: Mapping[str, str] = MappingProxyType({})) -> OneLineParser:
     """Make the command line of all settings of an algorithm, grouped, with their defaults in the help.
 
-    The parsed namespace holds only what was given.
+    The parsed namespace holds only what was given. shown: what the help shows in place of some defaults, "{}" being the
+    default itself (`runtime/defaults.py`).
     """
     parser = OneLineParser(description=description, epilog=epilog, allow_abbrev=False,
-                           argument_default=argparse.SUPPRESS,
+                           argument_default=argparse.SUPPRESS, usage="%(prog)s --env ID [--setting VALUE ...]",
                            formatter_class=argparse.RawDescriptionHelpFormatter)  # keeps the epilog's lines
     parser.algo = algo
     groups: dict[str, Any] = {}
@@ -78,8 +83,8 @@ def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> 
         if meta["group"] not in groups:
             groups[meta["group"]] = parser.add_argument_group(meta["group"])
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
-        arguments: dict[str, Any] = {"help": f"{meta['help']} [{shown or 'none'}]".replace("%", "%%")}
+        text = shown.get(field.name, "{}").format(show_default(default))
+        arguments: dict[str, Any] = {"help": f"{meta['help']} [{text}]".replace("%", "%%")}
         if field.type is bool:
             arguments |= {"type": parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}
         elif typing.get_origin(field.type) is tuple:
@@ -88,6 +93,18 @@ def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> 
         else:
             parse = {int: _parse_int, float: _parse_float, str: str}[field.type]
             metavar = "|".join(meta["choices"]) if meta["choices"] else field.type.__name__.upper()
+            if len(metavar) > MAX_METAVAR:
+                arguments["help"] = f"{', '.join(meta['choices'])}: {arguments['help']}"
+                metavar = "NAME"
             arguments |= {"type": parse, "metavar": metavar}
         groups[meta["group"]].add_argument(f"--{field.name}", **arguments)
     return parser
+
+
+def show_default(value: Any) -> str:
+    """Show a default so that it is easily read."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return str(value) or "none"

@@ -55,6 +55,12 @@ class Commands:
         self.open.append((policy, learner, kind, index))
         self.buffers.policies[policy].commands[learner].put((kind, index))
 
+    def send_to_all(self, kind: int, index: int) -> None:
+        """Send (kind, index) to all learners of all policies."""
+        for policy, buffers in enumerate(self.buffers.policies):
+            for learner in range(len(buffers.commands)):
+                self.send(policy, kind, index, learner)
+
     def answered(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
         """Note an answer; one to a command that was given up is ignored."""
         if (policy, learner, kind, index) in self.open:

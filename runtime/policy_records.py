@@ -89,7 +89,9 @@ class PolicyRecords:
 
     def take_row(self) -> dict[str, Any]:
         """Return this policy's part of a row, and begin the next one."""
-        row: dict[str, Any] = {"mean_return": self.mean_return, "mean_length": mean(self.lengths)}
+        row: dict[str, Any] = {
+            "mean_return": self.mean_return, "return_min": min(self.returns, default=None),
+            "return_max": max(self.returns, default=None), "mean_length": mean(self.lengths)}
         if self.has_objective:
             row["true_objective"] = self.objective
         if self.matches:

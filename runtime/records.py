@@ -27,7 +27,7 @@ from runtime import checkpoint
 from runtime.console import say, show_progress
 from runtime.files import LineFile, Unwritten, read_lines, read_number, write_atomically
 from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean, objectives_of
-from runtime.progress import describe_row, format_duration, show_scores
+from runtime.progress import Pace, describe_progress, format_duration, show_scores
 from runtime.ranks import this_rank
 from runtime.run_folder import mend_run_dir
 from runtime.user_error import ComponentError
@@ -41,10 +41,12 @@ MEMORY_EVERY_SEC = 20.0  # reports in between repeat the last figure
 class Records:
     """Counts, averages and writes what a run reports. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, *, resumed_at: int | None, sgd_steps: list[int]) -> None:
+    def __init__(self, cfg: Config, buffers: SharedBuffers, *, resumed_at: int | None, sgd_steps: list[int],
+                 since: float) -> None:
         """Open the files.
 
         Args:
+            since: when the making of the system began, `time.time()`.
             resumed_at: the env_steps of the resumed checkpoint; None: a new run.
             sgd_steps: of each policy so far.
         """
@@ -62,6 +64,8 @@ class Records:
         self.save_sec = 0.0  # that a checkpoint takes
         self.train_sec = 0.0  # in earlier calls of train()
         self.begun: float | None = None  # when the running call of train() began
+        self.pace = Pace()
+        self.since = since
         self.first_step_sec: float | None = None
         self.memory_bytes = self.peak_memory_bytes = 0
         self.last_memory = -math.inf  # when it was measured
@@ -73,8 +77,7 @@ class Records:
         self.log_file, self.metrics = LineFile(self.run_dir / "log.txt"), LineFile(self.run_dir / "metrics.jsonl")
         if num_lost:
             self.log(f"left out {num_lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
-        config_table = "\n".join(f"| {name} | {value} |" for name, value in vars(cfg).items())
-        self.policies[0].tensorboard.add_text("config", "| setting | value |\n|---|---|\n" + config_table)
+        self.policies[0].tensorboard.add_settings(cfg)
 
     # ---- input ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +206,7 @@ class Records:
         """
         now = time.monotonic()
         if self.first_step_sec is None and sgd_steps > self.sgd_steps_before:
-            self.first_step_sec = time.time() - psutil.Process().create_time()
+            self.first_step_sec = time.time() - self.since
             self.log(f"first SGD step {self.first_step_sec:.1f} s after the start")
         kinds = [kind for kind, every_sec in (
             (SAVE_PERIODIC, max(self.cfg.save_every_sec, self.save_sec / SAVE_SHARE)),
@@ -240,6 +243,7 @@ class Records:
         now = time.monotonic()
         seconds = max(now - self.last_row, 1e-9)
         fps = (env_steps - self.steps_at_row) * self.cfg.env_frameskip / seconds
+        self.pace.add(env_steps - self.steps_at_row, seconds)
         self.last_row, self.steps_at_row = now, env_steps
         row: dict[str, Any] = {
             "env_steps": env_steps, "env_frames": env_steps * self.cfg.env_frameskip,
@@ -250,21 +254,14 @@ class Records:
                 self.measure_memory()
             row["memory_mb"] = self.memory_bytes / 1e6
         parts = [policy.take_row() for policy in self.policies]
-        self._write_tensorboard(row, parts)
+        for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True)):
+            policy.tensorboard.add_row(row | part if number == 0 else part, env_steps)  # the run's with the first one's
         row |= parts[0] if len(parts) == 1 else join_rows(parts)
         self.metrics.add(json.dumps(row))
         self.row = row
         self._write_files(self._summary(env_steps))
         if self.begun is not None:
             self._show_progress(row)
-
-    def _write_tensorboard(self, run: dict[str, Any], parts: list[dict[str, Any]]) -> None:
-        """Write the run's numbers to the page of the first policy, and each policy's to its own."""
-        for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True)):
-            for name, value in (run | part if number == 0 else part).items():
-                if value is not None:
-                    step = part["eval_env_steps"] if name.startswith("eval_") else run["env_steps"]
-                    policy.tensorboard.add_scalar(TENSORBOARD_GROUP.get(name, "train") + "/" + name, value, step)
 
     def measure_memory(self) -> None:
         """Measure the memory of all processes; it takes the kernel some ms for each, so not every report does it."""
@@ -319,15 +316,10 @@ class Records:
         """Say in one line how far the run has come; in a terminal each line takes the place of the one before."""
         if this_rank().rank:
             return
-        frames_left = max(0, self.goal - row["env_steps"]) * self.cfg.env_frameskip
-        seconds_left = min(frames_left / row["fps"] if row["fps"] else math.inf,
-                           self.cfg.train_for_seconds - self.wall_sec)
-        percent = 100 * max(row["env_steps"] / self.goal, self.wall_sec / self.cfg.train_for_seconds)
         trouble = [f"NOT SAVED: {why}" for why in [*self.unwritten.reasons.values()][:1]]
         trouble += [f"{self.num_replaced} replaced"] if self.num_replaced else []
-        times = f"{format_duration(self.wall_sec)} gone, {format_duration(seconds_left)} left"
-        parts = [f"{percent:5.1f} %", *trouble, *describe_row(row, self.policies), times]
-        self.line_open = show_progress(" | ".join(parts))
+        self.line_open = show_progress(*describe_progress(
+            self.cfg, row, self.policies, self.goal, self.pace, self.buffers.agent_return.mean().item(), trouble))
 
     def close(self, env_steps: int) -> None:
         """Write the last summary, and all that waits."""
@@ -353,26 +345,17 @@ def memory_of_all() -> int:
 
 
 def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarize the rows of several policies: means, but the sum of sgd_steps and the largest lag."""
+    """Summarize the rows of several policies: means, but the sum of sgd_steps and the extremes of returns and lag."""
     row: dict[str, Any] = {}
     for name in ("mean_return", "mean_length", "true_objective", "win_rate_vs_past", "policy_lag_mean"):
         values = [part[name] for part in parts if part.get(name) is not None]
         if values or name in parts[0]:
             row[name] = mean(values)
     row["sgd_steps"] = sum(part["sgd_steps"] for part in parts)
-    if lags := [part["policy_lag_max"] for part in parts if "policy_lag_max" in part]:
-        row["policy_lag_max"] = max(lags)
+    for name, extreme in (("return_min", min), ("return_max", max), ("policy_lag_max", max)):
+        if values := [part[name] for part in parts if part.get(name) is not None]:
+            row[name] = extreme(values)
     return row | {"policies": parts}
-
-
-TENSORBOARD_GROUP = {
-    "mean_return": "episode", "true_objective": "episode", "win_rate_vs_past": "episode", "mean_length": "episode",
-    "num_episodes": "episode",
-    "eval_return": "eval", "eval_return_std": "eval", "eval_length": "eval", "eval_env_steps": "eval",
-    "eval_sgd_steps": "eval", "eval_true_objective": "eval",
-    "fps": "speed", "wall_sec": "speed", "memory_mb": "speed", "env_steps": "speed", "env_frames": "speed",
-    "policy_lag_mean": "lag", "policy_lag_max": "lag", "valid_fraction": "lag",
-}
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import pytest
 
 from config import make_config
 from envs.families import LARGE_OBSERVATIONS, PROFILES, family_profile
-from runtime.banner import explain
 from runtime.machine import Machine, automatic
 
 MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128) for gpus in (0, 1, 2)]
@@ -78,16 +77,6 @@ def test_two_cores_get_what_was_measured_there() -> None:
 def test_who_chooses_a_network_gets_the_batches_of_the_standard_one(given: dict) -> None:
     settings = settings_of(Machine(2, 0), "atari", given)
     assert (settings["batch_size"], settings["num_envs_per_worker"]) == (1024, 32)
-    line = explain(Machine(2, 0), settings, given, "bfloat16")
-    assert "A3C" not in line
-    assert "Nature" not in line
-
-
-@pytest.mark.parametrize(("num_gpus", "network"), [(0, "the small network of A3C"), (1, "the Nature CNN")])
-def test_the_choice_of_the_network_is_explained(num_gpus: int, network: str) -> None:
-    machine = Machine(4, num_gpus)
-    assert network in explain(machine, settings_of(machine, "atari", {}), {}, "bfloat16")
-    assert network not in explain(machine, settings_of(machine, "vizdoom", {}), {}, "bfloat16")
 
 
 def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectories() -> None:
@@ -104,14 +93,3 @@ def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectorie
 def test_a_memory_keeps_the_length_of_its_trajectories() -> None:
     for given in ({"use_rnn": True}, {"core": "examples.custom_core:LeakyCore"}):
         assert settings_of(Machine(16, 1), "atari", given)["rollout"] == 64
-
-
-def test_the_explanation_is_one_line_and_leaves_out_what_was_given() -> None:
-    given = {"num_workers": 5}
-    line = explain(Machine(16, 1), settings_of(Machine(16, 1), "atari", given), given, "bfloat16")
-    assert line.startswith("chosen for 16 cores, a GPU: ")
-    assert "\n" not in line
-    assert "rollout workers" not in line
-    assert "minibatches of 2048" in line
-    assert "bfloat16" in line
-    assert "bfloat16" not in explain(Machine(1, 0), {}, {"precision": "bfloat16"}, "bfloat16")

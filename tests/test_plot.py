@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from tools import plot
@@ -75,6 +76,21 @@ def test_runs_differ_in_color_unless_they_share_a_folder(flags: list[str], label
     assert (colors[0] == colors[1]) == bool(flags)
 
 
+def test_runs_that_differ_only_in_their_seed_are_one_curve_with_its_interval(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    for name, seed, rate in (("fast_0", 0, 1e-3), ("fast_1", 1, 1e-3), ("slow_0", 0, 1e-4), ("broken", 0, 1e-3)):
+        runs.append(make_run(tmp_path / name, seed))
+        settings = {"seed": seed, "experiment": name, "train_dir": str(tmp_path), "learning_rate": rate}
+        (runs[-1] / "config.json").write_text("[" if name == "broken" else json.dumps(settings))
+    for panel in draw(monkeypatch, *runs, tmp_path / "curve.png").axes:
+        assert len(panel.collections) == 1, "the band"
+        mean = max(panel.lines, key=lambda line: line.get_linewidth())
+        assert mean.get_ydata()[[0, -1]].tolist() == [1.5, 3.5]
+    legend = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert legend == ["fast, mean of 2", "slow_0", "broken"]
+
+
 def test_the_mean_of_a_folder_reaches_as_far_as_all_its_runs_and_lies_in_its_band(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
@@ -108,11 +124,16 @@ def test_the_objective_and_all_that_has_changed_in_a_population_are_drawn(
     run_dir, output = write_lines(tmp_path / "run" / "population.jsonl", EVENTS), tmp_path / "population.png"
     panels = {panel.get_title(): panel for panel in draw(monkeypatch, run_dir, output, "--population").axes}
     assert {title: [line.get_xydata().tolist() for line in panel.lines] for title, panel in panels.items()} == {
-        "objective": [[[0.001, -7]], [[0.0009, -3.5]]],
-        "learning_rate": [[[0, 1e-3], [0.001, 1.2e-2]], [[0, 1e-2], [0.0009, 1e-2]]],
-        "shaping/use": [[[0, 1], [0.001, 0]], [[0, 1], [0.0009, 1]]]}
-    assert [[(arrow.xyann[1], arrow.xy[1]) for arrow in panel.texts] for panel in panels.values()] == [
-        [(-3.5, -7)], [(1e-2, 1.2e-2)], [(1, 0)]], "from the donor to the policy that was replaced"
+        "objective": [[[1, -7]], [[0.9, -3.5]]],
+        "learning_rate": [[[0, 1e-3], [1, 1.2e-2]], [[0, 1e-2], [0.9, 1e-2]]],
+        "shaping/use": [[[0, 1], [1, 0]], [[0, 1], [0.9, 1]]]}
+    for title, y in (("objective", -7), ("learning_rate", 1.2e-2), ("shaping/use", 0)):
+        (replaced, none) = panels[title].collections
+        assert replaced.get_offsets().tolist() == [[1, y]]
+        assert replaced.get_edgecolors().tolist() == [list(to_rgba("C1"))], "that of the donor"
+        assert not len(none.get_offsets())
+    heights = [line.get_transform().transform(line.get_xydata())[0, 1] for line in panels["shaping/use"].lines]
+    assert heights[1] - heights[0] == pytest.approx(plot.SIDE_BY_SIDE * 100 / 72), "equal lines are both seen"
     write_lines(run_dir / "population.jsonl", EVENTS[:2])
     begin = draw(monkeypatch, run_dir, output, "--population").axes
     assert [panel.get_title() for panel in begin] == ["objective", "learning_rate"]

@@ -1,5 +1,6 @@
 """The timeline: what is recorded, what the trace file holds, the picture."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -8,10 +9,16 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from test_plot import record_figures
 
-from runtime.recorder import Recorder, Span
+from learner import Learner
+from policy_worker import PolicyWorker
+from rollout_worker import RolloutWorker
+from runtime.evaluator import Evaluator
+from runtime.recorder import WAIT, Recorder, Span
 from tools import timeline
 from tools.timeline import Row, by_depth, read_trace, write_trace
 
@@ -102,7 +109,55 @@ def test_the_picture_is_drawn_from_a_run_folder_or_a_file(
         (axes,) = figure.axes
         assert axes.get_xlim() == pytest.approx((0, milliseconds))
         assert [label.get_text() for label in axes.get_yticklabels()] == ["worker"]
-        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["step"]
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+            "step", "waiting", "other work, or no free core"]
+
+
+def test_no_two_colors_look_alike_and_unknown_names_get_some() -> None:
+    """Compare them in a space in which equal distances look equally different."""
+    alike = {"step": "step, split 1"}  # these are never in one picture
+    colors = [color for name, color in timeline.COLORS.items() if name not in alike]
+    places = [to_lab(color) for color in (*colors, timeline.WAITING["facecolor"])]
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(places, 2)) > 20
+    names = {"step", "loss", "mine", "yours"}
+    chosen = timeline.choose_colors(names)
+    assert len({chosen[name] for name in names}) == 4
+
+
+def to_lab(color: str) -> np.ndarray:
+    """Convert a color to CIELAB (white D65)."""
+    rgb = np.array(to_rgb(color))
+    rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ rgb
+    x, y, z = np.cbrt(xyz / np.array([0.9505, 1.0, 1.089]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_every_name_of_a_component_has_a_color() -> None:
+    spans = [*RolloutWorker.SPANS, *PolicyWorker.SPANS, *Learner.SPANS, *Evaluator.SPANS]
+    names = {name for _, name in spans if isinstance(name, str) and not name.startswith(WAIT)}
+    assert names <= timeline.COLORS.keys()
+
+
+def test_gaps_and_splits_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = record_figures(monkeypatch)
+    rows = [Row("rollout_worker_1", [("step split 2", 0.0, 4.0), ("step split 3", 5.0, 4.0)]),
+            Row("learner, part_0", [("forward", 2.0, 3.0)])]
+    timeline.draw(rows, tmp_path / "out.png", 0.0, 10.0)
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
+        "step, split 1", "step, split 2", "forward", "waiting", "other work, or no free core"]
+    behind = [bars.get_hatch() for bars in figures[0].axes[0].collections if len(bars.get_paths()) == 1]
+    assert behind[0] == timeline.OTHER["hatch"], "between the spans of a main thread"
+    assert behind[1] is None, "another thread waits there"
+
+
+def test_a_span_that_never_ends_is_in_the_trace() -> None:
+    worker, recorder = Worker(), Recorder()
+    recorder.attach(worker)
+    worker.step(1)
+    recorder.open.add(("batcher", "wait for work", 5))
+    assert [span.name for span in recorder.all_spans()] == ["wait for work", "step 1", "wait for work"]
+    assert recorder.all_spans()[-1].end > recorder.spans[-1].end
 
 
 @pytest.mark.parametrize("arguments", [

@@ -203,7 +203,7 @@ def test_finished_run_has_a_checkpoint_and_tensorboard_events(finished: SimpleNa
     assert 0 < state["env_steps"] <= summary["env_steps"]
     events = list((finished.run_dir / "tensorboard" / "policy_00").glob("events.out.tfevents.*"))
     assert len(events) == 1
-    assert b"episode/mean_return" in events[0].read_bytes()
+    assert b"episode/return_mean" in events[0].read_bytes()
 
 
 @pytest.mark.parametrize(("send", "number"), [

@@ -34,12 +34,12 @@ import torch
 
 from appo import APPO
 from config import Config
-from envs.families import describe_profiles
 from envs.flat_spaces import num_action_parameters
 from learner import Learner
 from policy_worker import PolicyWorker
-from runtime.command_line import make_parser, parse_bool
+from runtime.command_line import parse_bool
 from runtime.container import cpu_cores
+from runtime.defaults import make_full_parser
 from runtime.machine import choose_device
 from runtime.run_folder import configure
 from runtime.user_error import ComponentError, UserError
@@ -336,7 +336,8 @@ COMMANDS = {"components": run_components, "throughput": run_throughput, "scaling
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the command line; `settings` holds the flags of train.py that were given."""
     description, _, epilog = __doc__.partition("\n\n")
-    parser = make_parser(description, f"{epilog}\n{describe_profiles()}")
+    parser = make_full_parser(description, f"{epilog}\n")
+    parser.usage = "%(prog)s COMMAND --env ID [--setting VALUE ...]"
     own = parser.add_argument_group("benchmark")
     own.add_argument("command", choices=COMMANDS, help="see below")
     own.add_argument("--seconds", type=float, default=20.0, help="measure each for so long, after a warm-up [20]")

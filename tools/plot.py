@@ -1,15 +1,17 @@
-"""Draw learning curves: `python -m tools.plot train_dir/PongNoFrameskip-v4 curve.png` (several runs: one curve each).
+"""Draw learning curves of one run or several: `python -m tools.plot train_dir/PongNoFrameskip-v4 curve.png`.
 
 Reads each run's `metrics.jsonl`: the true mean return of the last 100 episodes (or another key) over minutes of
 training and env_steps, each policy of a population as a thin line, and the scores of evaluations during training as
-dots. With `--by_folder` the runs that lie in one folder are seeds of one setting: a thick line is their mean as far as
-all of them reach, the band around it its 95 % interval, thin lines are the runs. With `--population` it reads the
-`population.jsonl` of one run: the objective of each policy and all that was mutated over the policy's env_steps, with
-an arrow from the donor wherever a policy was replaced.
+dots. Runs whose settings differ in nothing but the seed and the name are drawn together: a thick line is their mean as
+far as all of them reach, the band around it its 95 % interval, thin lines are the runs; with `--by_folder` those are
+the runs that lie in one folder. With `--population` it reads the `population.jsonl` of one run: the objective of each
+policy and all that was mutated over the policy's env_steps, with a circle wherever a policy was replaced.
 """
 
 import argparse
+import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import offset_copy
 from scipy import stats
 
 from runtime.files import read_lines
@@ -29,6 +34,8 @@ LABELS = {"mean_return": "mean return of the last 100 episodes",
           "true_objective": "mean true objective of the last 100 episodes",
           "win_rate_vs_past": "share of the last 100 games won against the past"}
 POINTS = 200  # of a mean curve
+SIDE_BY_SIDE = 3.0  # points between equal lines
+OF_ONE_RUN = {"seed", "experiment", "train_dir", "restart_behavior", "trust_run"}  # what runs of one setting differ in
 
 
 def read_rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -81,6 +88,7 @@ def draw_group(panels: Sequence[Axes], run_dirs: list[Path], key: str, color: st
     for panel, axis in zip(panels, (0, 1), strict=True):
         for whole, *policies in runs:
             panel.plot(whole[axis], whole[2], color=color, linewidth=1.5 if is_alone else 0.5,
+                       marker="." if len(whole[2]) == 1 else None,
                        label=label if is_alone else None)
             for policy in policies:
                 panel.plot(policy[axis], policy[2], color=color, linewidth=0.5)
@@ -94,16 +102,34 @@ def draw_group(panels: Sequence[Axes], run_dirs: list[Path], key: str, color: st
         panels[1].plot(*zip(*evaluations, strict=True), "o", markersize=3, color=color, label=f"{label}, evaluation")
 
 
+def read_setting(run_dir: Path) -> str:
+    """Read what a run has in common with those of other seeds; without its settings it is alone."""
+    try:
+        settings = json.loads((run_dir / "config.json").read_text())
+        return json.dumps({name: value for name, value in settings.items() if name not in OF_ONE_RUN}, sort_keys=True)
+    except (OSError, ValueError, AttributeError):
+        return str(run_dir)
+
+
+def name_group(run_dirs: list[Path], *, by_folder: bool) -> str:
+    """Name a group of runs: by what their names have in common, or by their folder."""
+    names, folder = [run_dir.resolve().name for run_dir in run_dirs], run_dirs[0].resolve().parent.name
+    if by_folder or len(names) == 1:
+        return folder if by_folder else names[0]
+    in_common = os.path.commonprefix(names).rstrip("_-.0123456789")  # noqa: RUF071  characters are meant
+    return folder if in_common in ("", "s", "seed") else in_common
+
+
 def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mean_return", *,
          by_folder: bool = False) -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    groups: dict[Path, list[Path]] = {}
+    groups: dict[str, list[Path]] = {}
     for run_dir in run_dirs:
-        groups.setdefault(run_dir.resolve().parent if by_folder else run_dir, []).append(run_dir)
-    for number, (group, members) in enumerate(groups.items()):
-        draw_group(panels, members, key, f"C{number}", group.name)
+        groups.setdefault(str(run_dir.resolve().parent) if by_folder else read_setting(run_dir), []).append(run_dir)
+    for number, members in enumerate(groups.values()):
+        draw_group(panels, members, key, f"C{number}", name_group(members, by_folder=by_folder))
     panels[0].set(xlabel="minutes", ylabel=LABELS.get(key, key))
     panels[1].set(xlabel="million env_steps")
     for panel in panels:
@@ -122,34 +148,45 @@ def draw_population(run_dir: Path, output: Path) -> None:
     described = {"policy", "policy_steps", "env_steps", "objective", "donor", "words"}
     names = ["objective", *(name for name in events[0]
                             if name not in described and len({event[name] for event in events}) > 1)]
-    latest: dict[int, dict[str, Any]] = {}  # event of each policy
-    copies = []  # events that replaced a policy, and the latest event of its donor
-    for event in events:
-        if event["donor"] in latest:
-            copies.append((event, latest[event["donor"]]))
-        latest[event["policy"]] = event
     columns = min(4, len(names))
-    num_rows = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(4 * columns, 3 * num_rows), layout="constrained")
-    for place, name in enumerate(names, 1):
-        panel = figure.add_subplot(num_rows, columns, place)
-        for policy in sorted(latest):
-            own = [event for event in events if event["policy"] == policy and event[name] is not None]
-            panel.plot([event["policy_steps"] / 1e6 for event in own], [float(event[name]) for event in own],
-                       drawstyle="default" if name == "objective" else "steps-post", marker=".",
-                       label=f"policy {policy}", color=f"C{policy}")
-        for event, donor in copies:
-            if donor[name] is not None:
-                steps = event["policy_steps"] / 1e6
-                panel.annotate("", (steps, float(event[name])), (steps, float(donor[name])),
-                               arrowprops={"arrowstyle": "->", "color": f"C{event['policy']}", "alpha": 0.6})
-        panel.set(title=name, xlabel="million env_steps of the policy")
-        panel.grid(alpha=0.3)
-        numbers = [abs(float(event[name])) for event in events if event[name]]
-        if name != "objective" and numbers and max(numbers) > 3 * min(numbers):
-            panel.set_yscale("log")
-    figure.axes[0].legend(fontsize="small")
+    figure = Figure(figsize=(4.5 * max(2, columns), 0.5 + 3 * math.ceil(len(names) / columns)), layout="constrained")
+    panels = figure.subplots(math.ceil(len(names) / columns), columns, squeeze=False).flat
+    for panel, name in zip(panels, names, strict=False):
+        draw_setting(panel, name, events)
+    for panel in list(panels)[len(names):]:
+        panel.remove()
+    circle = Line2D([], [], color="gray", marker="o", fillstyle="none", linestyle="", label="became a copy")
+    figure.legend(handles=[*figure.axes[0].lines, circle], loc="outside upper center", ncols=8, frameon=False)
     figure.savefig(output, dpi=100)
+
+
+def draw_setting(panel: Axes, name: str, events: list[dict[str, Any]]) -> None:
+    """Draw how one setting, or the objective, went in each policy of a population.
+
+    Lines of equal settings lie side by side: each policy's is a few points above that of the one before. A circle shows
+    where a policy became a copy of another, which has the color of the circle.
+    """
+    policies = sorted({event["policy"] for event in events})
+    scale, unit = (1e6, "million") if max(event["policy_steps"] for event in events) >= 1e6 else (1e3, "thousand")
+    for place, policy in enumerate(policies):
+        own = [event for event in events if event["policy"] == policy and event[name] is not None]
+        places = [(event["policy_steps"] / scale, float(event[name])) for event in own]
+        rise = SIDE_BY_SIDE * (place - (len(policies) - 1) / 2) if name != "objective" else 0.0
+        copies = [(x, y, f"C{event['donor']}") for (x, y), event in zip(places, own, strict=True)
+                  if event["donor"] is not None]
+        (line,) = panel.plot([x for x, _ in places], [y for _, y in places], marker=".", color=f"C{policy}",
+                             drawstyle="default" if name == "objective" else "steps-post", label=f"policy {policy}")
+        circles = panel.scatter([x for x, _, _ in copies], [y for _, y, _ in copies], s=50, facecolors="none",
+                                edgecolors=[color for _, _, color in copies], linewidths=1.5, zorder=3)
+        # after the limits of the panel were found in the values themselves
+        line.set_transform(offset_copy(panel.transData, panel.figure, 0, rise, "points"))
+        circles.set_offset_transform(line.get_transform())
+    panel.set(title=name, xlabel=f"{unit} env_steps of the policy")
+    panel.xaxis.set_major_locator(MaxNLocator(5))
+    panel.grid(alpha=0.3)
+    numbers = [abs(float(event[name])) for event in events if event[name]]
+    if name != "objective" and numbers and max(numbers) > 3 * min(numbers):
+        panel.set_yscale("log")
 
 
 def main(argv: list[str]) -> int:

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -80,24 +79,35 @@ def read_trace(path: Path) -> list[Row]:
     for event in events:
         if event["ph"] == "X":
             rows[event["pid"], event["tid"]].spans.append((event["name"], event["ts"] / 1e3, event["dur"] / 1e3))
-    return list(rows.values())
+    return [rows[key] for key in sorted(rows, key=lambda key: (key[0], rows[key].label))]
 
 
 # ---- the picture -------------------------------------------------------------------------------------------------
 
+# of what components do; clearly different from each other
+COLORS = {
+    "step": "#4363d8", "step, split 1": "#4363d8", "step, split 2": "#46f0f0", "store": "#800000", "ask": "#ffe119",
+    "copy weights": "#f58231", "gather": "#bcf60c", "forward": "#3cb44b", "write": "#9a6324", "SGD": "#e6beff",
+    "loss": "#e6194b", "backward": "#911eb4", "optimizer step": "#f032e6", "normalizers": "#808000",
+    "publish": "#008080", "batch": "#aaffc3", "save": "#000075", "evaluate": "#ffd8b1", "step, split 3": "#fabebe"}
+WAITING = {"facecolor": "#dcdcdc", "edgecolor": "none"}
+OTHER = {"facecolor": "white", "edgecolor": "#b0b0b0", "hatch": "//////", "linewidth": 0}
+
 
 def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
-    """Draw the spans within [begin_ms, end_ms] of a trace, one bar for each thread; inner spans lie on outer ones."""
-    rows = [Row(row.label, [("waiting" if name.startswith(WAIT) else name, *when) for name, *when in row.spans])
-            for row in rows]
-    # sorted, the splits last, so that a name has the same color in every picture of a system
-    names = sorted({name for row in rows for name, _, _ in row.spans}, key=lambda name: (name.startswith(STEP), name))
-    palette = itertools.cycle(color for color in colormaps["tab20"].colors if len(set(color)) > 1)  # not the grays
-    colors = {name: "#e4e4e4" if name == "waiting" else next(palette) for name in names}
+    """Draw the spans within [begin_ms, end_ms] of a trace, one bar for each thread; inner spans lie on outer ones.
+
+    Between the spans of a main thread is other work; other threads only wait there.
+    """
+    has_splits = any(len({name for name, _, _ in row.spans if name.startswith(STEP)}) > 1 for row in rows)
+    rows = [Row(row.label, simplify(row.spans, has_splits)) for row in rows]
+    colors = choose_colors({name for row in rows for name, _, _ in row.spans})
     figure = Figure(figsize=(13, 1.1 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     shown = set()
     for y, row in enumerate(rows):
+        between = OTHER if row.label.isidentifier() else WAITING
+        axes.broken_barh([(0, end_ms - begin_ms)], (y - 0.4, 0.8), **between)
         for depth, spans in enumerate(by_depth(row.spans)):
             inside = [(name, first - begin_ms, length) for name, first, length in spans
                       if first < end_ms and first + length > begin_ms]
@@ -110,9 +120,24 @@ def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
     axes.set_xlabel("ms")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)
-    patches = [Patch(color=colors[name], label=name) for name in names if name in shown]
+    patches = [Patch(color=colors[name], label=name) for name in colors if name in shown - {"waiting"}]
+    patches += [Patch(**WAITING, label="waiting"), Patch(**OTHER, label="other work, or no free core")]
     figure.legend(handles=patches, loc="outside upper center", ncols=8, frameon=False, fontsize=9)
     figure.savefig(output, dpi=110)
+
+
+def simplify(spans: list[tuple[str, float, float]], has_splits: bool) -> list[tuple[str, float, float]]:
+    """Call all waits alike, and number the splits of each worker from 1."""
+    splits = sorted({name for name, _, _ in spans if name.startswith(STEP)}, key=lambda name: (len(name), name))
+    names = {name: f"step, split {number}" if has_splits else "step" for number, name in enumerate(splits, 1)}
+    return [(names.get(name, "waiting" if name.startswith(WAIT) else name), *when) for name, *when in spans]
+
+
+def choose_colors(names: set[str]) -> dict[str, str]:
+    """Choose a color for each name: the same in every picture, but for names that only an algorithm of yours has."""
+    colors = {name: color for name, color in COLORS.items() if name in names}
+    free = itertools.cycle([color for color in COLORS.values() if color not in colors.values()] or COLORS.values())
+    return colors | {name: next(free) for name in sorted(names - colors.keys())} | {"waiting": WAITING["facecolor"]}
 
 
 def by_depth(spans: list[tuple[str, float, float]]) -> list[list[tuple[str, float, float]]]:

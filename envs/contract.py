@@ -108,16 +108,16 @@ def read_bool(name: str, value: Any) -> bool:
     return bool(number)
 
 
-def read_objective(info: Mapping[str, Any]) -> float:
+def read_objective(info: Mapping[str, Any], key: str = TRUE_OBJECTIVE) -> float:
     """Return the true objective that an info tells; nan: none. Raises `BrokenContract` for what is no finite number."""
-    value = info.get(TRUE_OBJECTIVE)
+    value = info.get(key)
     if value is None:
         return np.nan
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         number = np.asarray(value, np.float64).item()
         if not np.isinf(number):
             return number
-    raise BrokenContract(f"info['{TRUE_OBJECTIVE}'] = {brief(value)}; it must be a finite number, or None")
+    raise BrokenContract(f"info['{key}'] = {brief(value)}; it must be a finite number, or None")
 
 
 def read_picture(value: Any) -> np.ndarray:

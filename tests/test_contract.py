@@ -108,7 +108,7 @@ def test_what_an_environment_must_not_be_or_return(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("make", [
-    odd(step=returns(OBS, [1.0], np.array([False]), np.bool_(False), {})), odd(step=lambda *args: [OBS, 1, 0, False, {}]),
+    odd(step=returns(OBS, [1.0], np.array([False]), np.bool_(0), {})), odd(step=lambda *args: [OBS, 1, 0, False, {}]),
     odd(shows=[0.0, 0.0]), odd(shows=np.zeros(2)), odd(shows=np.array(1), observation_space=spaces.Discrete(3))])
 def test_what_can_be_understood_is(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     look(monkeypatch, make)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import multiprocessing
 import signal
 import sys
@@ -170,7 +171,8 @@ def test_what_is_called_apart_may_hang_or_have_something_that_cannot_be_sent() -
     cfg = make_config({"env": "failing_envs:SpaceOfThisProcess"})
     with pytest.raises(UserError, match=r"^it: its spaces cannot be sent to other processes: TypeError: it stays"):
         call_apart("it", 30.0, probe, cfg)
-    assert call_apart("it", 30.0, divmod, 7, 2) == (3, 1)
+    for seconds in (30.0, 1e300, math.inf):
+        assert call_apart("it", seconds, divmod, 7, 2) == (3, 1)
     with pytest.raises(ComponentError, match=r"^it failed: ZeroDivisionError: "):
         call_apart("it", 30.0, divmod, 7, 0)
 

@@ -235,7 +235,8 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
         if isinstance(error, TypeError) and (refusal := wrong_arguments(spec.entry_point, spec.kwargs)):
             raise UserError(f"--env={cfg.env}: {refusal}") from error
         raise EnvironmentFailure(f"--env={cfg.env} cannot be made: {type(error).__name__}: {error}") from error
-    env.max_reward = float(np.finfo(np.float32).max) if math.isfinite(cfg.reward_clip) else LARGEST / cfg.reward_scale
+    largest = float(np.finfo(np.float32).max)
+    env.max_reward = largest if math.isfinite(cfg.reward_clip) else min(largest, LARGEST / cfg.reward_scale)
     return env
 
 

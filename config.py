@@ -293,9 +293,9 @@ def _check_value(field: dataclasses.Field, value: Any) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UserError(f"--{field.name}={value} is unknown{nearest(value, choices)}; choose from {', '.join(choices)}")
-    endless = field.default == math.inf or field.name.endswith(("_sec", "_seconds"))  # "never", or "all the time"
-    if kind is float and not (math.isfinite(value) or (endless and value > 0)):
-        raise UserError(f"--{field.name}={value} must be finite")
+    endless = field.default == math.inf == value or field.name.endswith(("_sec", "_seconds"))  # never, or all the time
+    if kind in (int, float) and not (abs(value) <= 1e18 or (endless and value > 0)):
+        raise UserError(f"--{field.name}={str(value)[:20]} must be finite, at most 1e18")
     bounds = field.metadata["bounds"]
     if bounds and not bounds.allows(value):
         raise UserError(f"--{field.name}={value} must {bounds.words}")

@@ -212,7 +212,9 @@ def test_only_times_and_what_is_infinite_by_default_may_be_infinite(algo: str) -
         if field.type is float and (field.default == math.inf or field.name.endswith(("_sec", "_seconds"))):
             assert getattr(make_config({"algo": algo, field.name: math.inf}), field.name) == math.inf
         elif field.type is float:
-            assert refusal({"algo": algo, field.name: math.inf}) == f"--{field.name}=inf must be finite"
+            assert refusal({"algo": algo, field.name: math.inf}) == f"--{field.name}=inf must be finite, at most 1e18"
+        if field.type in (int, float) and not field.name.endswith(("_sec", "_seconds")):
+            assert f"--{field.name}=1" in refusal({"algo": algo, field.name: field.type(1e30)})
 
 
 @pytest.mark.parametrize(("name", "fits"), [

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from runtime.by_name import find_function
 from runtime.container import cpu_cores
-from runtime.files import save_settings
+from runtime.files import check_name, save_settings
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
@@ -37,7 +37,6 @@ NOT_NEGATIVE = Bounds(lambda x: x >= 0, "not be negative")
 FRACTION = Bounds(lambda x: 0 <= x <= 1, "lie between 0 and 1")
 BELOW_ONE = Bounds(lambda x: 0 <= x < 1, "lie between 0 and 1, 1 excluded")
 FACTOR = Bounds(lambda x: 1 < x < math.inf, "be a factor above 1")
-FINITE = Bounds(math.isfinite, "be finite")
 
 
 def option(default: Any, group: str, help_text: str, choices: Sequence[str] | None = None, *,
@@ -147,7 +146,7 @@ class Config:
     normalize_input: bool = option(True, "learner", "normalize observations by their running mean and deviation")
     normalize_input_keys: tuple[str, ...] = option(
         (), "learner", "names of the observations to normalize; none: all images and vectors")
-    obs_subtract_mean: float = option(0.0, "learner", "subtract this from images and vectors first", bounds=FINITE)
+    obs_subtract_mean: float = option(0.0, "learner", "subtract this from images and vectors first")
     obs_scale: float = option(0.0, "learner", "then divide images and vectors by this; 0: by 255 for uint8 images, "
                               "by 1 for everything else", bounds=NOT_NEGATIVE)
     normalize_returns: bool = option(True, "learner", "learn values in units of the running deviation of the returns")
@@ -297,8 +296,10 @@ def tunable(cfg: Config) -> dict[str, float]:
 
 
 def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
-    """Return the folder of a run; its name is the experiment's, or else the environment's."""
-    return Path(train_dir) / (experiment or re.sub(r"[/:]", "_", env))
+    """Return the folder of a run, named like its experiment or else its environment. Raises `UserError`."""
+    if experiment in (".", "..") or "/" in experiment:
+        raise UserError(f"--experiment={experiment} is no plain name; choose the folder with --train_dir")
+    return check_name(Path(train_dir) / (experiment or re.sub(r"[/:]", "_", env)))
 
 
 def _check_value(field: dataclasses.Field, value: Any) -> None:
@@ -309,6 +310,9 @@ def _check_value(field: dataclasses.Field, value: Any) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UserError(f"--{field.name}={value} is unknown{nearest(value, choices)}; choose from {', '.join(choices)}")
+    endless = field.default == math.inf == value or field.name.endswith(("_sec", "_seconds"))  # never, or all the time
+    if kind in (int, float) and not (abs(value) <= 1e18 or (endless and value > 0)):
+        raise UserError(f"--{field.name}={str(value)[:20]} must be finite, at most 1e18")
     bounds = field.metadata["bounds"]
     if bounds and not bounds.allows(value):
         raise UserError(f"--{field.name}={value} must {bounds.words}")
@@ -323,8 +327,7 @@ def _validate(c: Config) -> None:
     read_arguments(c.env_kwargs)
     if c.seed > MAX_SEED:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
-    if c.experiment in (".", "..") or "/" in c.experiment:
-        raise UserError(f"--experiment={c.experiment} is no plain name; choose the folder with --train_dir")
+    run_dir_of(c.train_dir, c.experiment, c.env)
     if c.num_learners > 1:
         _validate_hogwild(c)
     if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:

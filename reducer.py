@@ -15,6 +15,7 @@ Made by `learner.py`; used wherever something is averaged, and by `shared_buffer
 
 import copy
 import itertools
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.ranks import join_learners, this_rank
+from runtime.user_error import UserError
 from weights import SharedWeights
 
 FINISHED, DECISIONS, BEGUN = range(3)  # SGD steps, decisions that were trained on, SGD steps
@@ -74,9 +76,15 @@ class Reducer:
         return read()
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-        """Clip the gradients to a norm, take one step, return the norm before. Raises for one that is not finite."""
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, error_if_nonfinite=True)
-        optimizer.step()
+        """Clip the gradients to a norm, take a step, return the norm before. Raises `UserError` if it is not finite."""
+        try:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, error_if_nonfinite=True)
+            optimizer.step()
+        except RuntimeError as error:
+            if not re.search("non-finite|overflow", str(error)):
+                raise
+            raise UserError("learning has diverged: a gradient or a step is non-finite; use a lower "
+                            "--learning_rate") from error
         return norm
 
 

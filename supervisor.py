@@ -359,5 +359,5 @@ def draw(system: Supervisor) -> None:
             from tools import timeline  # noqa: PLC0415  nothing that trains needs it
 
             end = system.trained_until
-            begin = end - int(system.cfg.trace_sec * 1e9)
+            begin = int(max(0.0, end - system.cfg.trace_sec * 1e9))  # infinite: all of it
             system.records.log(timeline.write_run(system.cfg.run_dir, system.crew.spans, begin, end))

@@ -29,9 +29,11 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from config import Config, algorithm_class
+from envs.contract import BrokenContract, check_env, naming_failures, where_and_why, wrong_arguments
+from envs.flat_spaces import ACTION_MASK, random_row
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
 from envs.resizing import ResizedAgents, resize_images
-from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe, naming_failures
+from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
 from runtime.machine import automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
@@ -129,8 +131,8 @@ def _import(env_id: str, module: str) -> ModuleType:
         cure = (f"pip install {PACKAGES[root]}" if root in PACKAGES else
                 f"install {root}, or set PYTHONPATH to the folder of its file")
         raise UserError(f"--env={env_id}: there is no module '{error.name}'; {cure}") from error
-    except (ImportError, ValueError) as error:
-        raise UserError(f"--env={env_id}: module '{module}' cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--env={env_id}: module '{module}' cannot be imported: {where_and_why(error)}") from error
 
 
 def family(env_id: str) -> str:
@@ -199,13 +201,18 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     except ModuleNotFoundError as error:
         raise UserError(f"--env={cfg.env}: module {error.name} is missing; "
                         f"pip install {PACKAGES.get(error.name, error.name)}") from error
-    except UserError:
+    except BrokenContract as error:
+        raise UserError(f"--env={cfg.env}: {error}") from error
+    except (UserError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, TypeError) and (refusal := wrong_arguments(spec.entry_point, spec.kwargs)):
+            raise UserError(f"--env={cfg.env}: {refusal}") from error
         if isinstance(error, TypeError) and cfg.env_kwargs and "argument" in str(error):
             raise UserError(f"--env={cfg.env} cannot be made with --env_kwargs={cfg.env_kwargs}: {error}") from error
         raise EnvironmentFailure(f"--env={cfg.env} cannot be made: {type(error).__name__}: {error}") from error
-    env.max_reward = float(np.finfo(np.float32).max) if math.isfinite(cfg.reward_clip) else LARGEST / cfg.reward_scale
+    largest = float(np.finfo(np.float32).max)
+    env.max_reward = largest if math.isfinite(cfg.reward_clip) else min(largest, LARGEST / cfg.reward_scale)
     return env
 
 
@@ -253,9 +260,11 @@ def makes_parallel_env(spec: EnvSpec) -> bool:
     if not callable(make) or (isinstance(make, type) and issubclass(make, gym.Env)):
         return False
     env = call_maker(make, spec.id, None, spec.kwargs)
-    if hasattr(env, "close"):
-        env.close()
-    return is_parallel(env)
+    if is_several := is_parallel(env):
+        getattr(env, "close", lambda: None)()
+    else:
+        check_env(env).close()
+    return is_several
 
 
 def parallel_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
@@ -394,13 +403,22 @@ def atari_env(cfg: Config, spec: EnvSpec, render_mode: str | None, noop_max: int
 
 
 def probe(cfg: Config, must_play_ahead: bool = False) -> EnvInfo:
-    """Make and reset one environment to learn about it (an action mask may only show in the info of a reset).
+    """Make, reset and step one environment to learn about it (an action mask may only show in the info of a reset).
 
-    Raises `UserError` when decorrelated starts were asked for (not only the family's default) and cannot be.
+    Raises `UserError` when it returns what it must not, and when decorrelated starts were asked for (not only the
+    family's default) and cannot be.
     """
     env, seed = make_vector_env(cfg, 1), derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)
-    env.reset([seed])
-    with naming_failures(cfg.env, seed, 0, "close"):
+    try:
+        first, rng = env.reset([seed]), np.random.default_rng(seed)
+        masks = [obs.get(ACTION_MASK, [None] * len(kind.index)) for kind, obs in zip(env.kinds, first.obs, strict=True)]
+        env.step([np.array([random_row(kind.action_space, mask, rng) for mask in masks_of_kind], np.float32)
+                  for kind, masks_of_kind in zip(env.kinds, masks, strict=True)])
+    except EnvironmentFailure as error:
+        if error.__cause__ is None:  # nothing was raised
+            raise UserError(str(error)) from error
+        raise
+    with naming_failures(cfg.env, seed, 1, "close"):
         env.close()
     if must_play_ahead and not env.plays_ahead:
         raise UserError(f"--decorrelate_experience_max_seconds: the environments of {cfg.env} are stepped together, in "

@@ -117,6 +117,8 @@ def _flatten_leaf(space: spaces.Space, obs: Any) -> np.ndarray:
 @functools.lru_cache(maxsize=10_000)
 def hash_words(text: str) -> np.ndarray:
     """Return the set of a text's words as bits, [TEXT_BITS] int8; two words may share a bit."""
+    if not isinstance(text, str):
+        raise UserError(f"an observation of a Text space is {text!r}, not a text")
     bits = np.zeros(TEXT_BITS, np.int8)
     bits[[zlib.crc32(word.encode()) % TEXT_BITS for word in text.lower().split()]] = 1
     return bits
@@ -196,16 +198,18 @@ def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
     return (np.rint(scaled) if np.issubdtype(space.dtype, np.integer) else scaled).astype(space.dtype)
 
 
-def random_action(space: spaces.Space, mask: Any, rng: np.random.Generator | None) -> Any:
-    """Draw one action: every choice that the mask allows alike (None: all), numbers from a standard Gaussian.
+def random_row(space: spaces.Space, mask: Any, rng: np.random.Generator) -> list[float]:
+    """Draw the numbers of one action: every choice that the mask allows alike (None: all), else standard Gaussian ones.
 
-    Without a generator it is the action of an agent that does not act, all zeros. Raises `ValueError` when nothing is
-    allowed.
+    Raises `ValueError` when nothing is allowed.
     """
-    allowed = np.ones(mask_size(space), bool) if mask is None else flatten_mask(mask)
-    numbers: list[float] = [0.0] * num_columns(space) if rng is None else []
-    for leaf in action_leaves(space).values() if rng is not None else ():
+    allowed = None if mask is None else flatten_mask(mask)
+    numbers: list[float] = []
+    for leaf in action_leaves(space).values():
         for n in num_options(leaf):
+            if allowed is None:
+                numbers.append(rng.integers(n))
+                continue
             choices, allowed = np.flatnonzero(allowed[:n]), allowed[n:]
             if not len(choices):
                 raise ValueError("the action mask forbids every action")
@@ -214,6 +218,12 @@ def random_action(space: spaces.Space, mask: Any, rng: np.random.Generator | Non
             numbers.extend(rng.normal(size=int(np.prod(leaf.shape))))
         elif isinstance(leaf, spaces.MultiBinary):
             numbers.extend(rng.integers(2, size=int(np.prod(leaf.shape))))
+    return numbers
+
+
+def random_action(space: spaces.Space, mask: Any, rng: np.random.Generator | None) -> Any:
+    """Draw one action in the form of the environment; without a generator that of an agent that does not act, zeros."""
+    numbers = [0.0] * num_columns(space) if rng is None else random_row(space, mask, rng)
     return next(iter(iterate(batch_space(space, 1), unflatten_actions(space, np.array([numbers], np.float32)))))
 
 

@@ -24,18 +24,22 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from envs.flat_spaces import ACTION_MASK, flatten_mask, random_action
-from envs.vector_env import (
-    AgentKind,
-    Ahead,
-    Step,
-    VectorEnv,
-    naming_failures,
-    play_ahead,
+from envs.contract import (
+    RETURNS_OF_SEVERAL,
+    BrokenContract,
+    brief,
+    check_space,
+    count_values,
+    misfit,
+    read_bool,
+    read_number,
     read_objective,
+    read_picture,
 )
+from envs.flat_spaces import ACTION_MASK, flatten_mask, random_action
+from envs.vector_env import AgentKind, Ahead, Step, VectorEnv, play_ahead
 from runtime.seeding import consecutive
-from runtime.user_error import EnvironmentFailure, UserError
+from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
 PREFIX = "pettingzoo:"
 EXAMPLE = f"{PREFIX}mpe2.simple_spread_v3"
@@ -155,7 +159,7 @@ class ParallelVectorEnv(VectorEnv):
                     kind.add_mask(in_info=True)
         self._obs = [{name: np.zeros((len(kind.index), *leaf.shape), leaf.dtype)
                       for name, leaf in kind.obs_space.items()} for kind in self.kinds]
-        return self._gather([(obs, {}, {}, {}, infos) for obs, infos in fresh], np.ones(self.num_envs, bool))
+        return self._join([(obs, {}, {}, {}, infos) for obs, infos in fresh], np.ones(self.num_envs, bool))
 
     def step(self, actions: list[np.ndarray]) -> Step:
         self.num_steps += 1
@@ -176,9 +180,9 @@ class ParallelVectorEnv(VectorEnv):
                 if agent in getattr(env, "agents", self._live[i]):
                     place = self._place[i * len(self.agents) + number]
                     chosen[agent] = decoded[self.kind_of_agent[number]][place]
-            with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
+            with self._naming("step", i):
                 results.append(env.step(chosen))
-        return self._gather(results, was_reset)
+        return self._join(results, was_reset)
 
     def _begin(self, i: int, ahead: Ahead | None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Reset an environment with its seed, and play ahead in it: until the first agent leaves."""
@@ -195,20 +199,41 @@ class ParallelVectorEnv(VectorEnv):
                 mask = info.get(ACTION_MASK, in_obs)
                 rng = ahead.rng if agent in obs and acts(agent, info, mask, selected) else None
                 actions[agent] = random_action(space, mask, rng)
-            with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
+            with self._naming("step", i):
                 obs, _, terminated, truncated, infos = env.step(actions)
             return (obs, infos), any(terminated.values()) or any(truncated.values()) or not obs
 
         return play_ahead(lambda: self._reset(i, next(seeds, None)), advance, ahead.shares[i], ahead.max_seconds)
 
     def _reset(self, i: int, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        with naming_failures(self.name, self.seeds[i], self.num_steps, "reset"):
-            obs, infos = self._envs[i].reset(seed=seed)
-        if not obs:
-            raise EnvironmentFailure(f"{self.name}, seed {self.seeds[i]}, step {self.num_steps}: reset() returned no "
-                                     "observation")
+        with self._naming("reset", i):
+            obs, infos = dicts_by_agent("reset", self._envs[i].reset(seed=seed))
+            if not obs:
+                raise BrokenContract("no observation")
         self._live[i], self._ended[i] = [], set()
         return obs, infos
+
+    def _join(self, results: list[tuple], was_reset: np.ndarray) -> Step:
+        """Put what all environments returned into arrays, and say which of them is to blame if that is not possible."""
+        try:
+            return self._gather(results, was_reset)
+        except (UserError, ComponentError):
+            raise
+        except Exception:
+            for i, returned in enumerate(results):
+                self._blame(i, "reset" if was_reset[i] else "step", returned)
+            raise
+
+    def _blame(self, i: int, what: str, returned: Any) -> None:
+        """Raise `EnvironmentFailure` when an environment has returned what it must not."""
+        with self._naming(what, i):
+            obs, _, ended, cut, _ = dicts_by_agent("step", returned)
+            for agent, seen in obs.items():
+                if fault := misfit(self.kinds[self.kind_of_agent[self._number[agent]]].space, seen):
+                    self._fail(i * len(self.agents) + self._number[agent], fault)
+            for name, agent, value in (*(("terminated", *each) for each in ended.items()),
+                                       *(("truncated", *each) for each in cut.items())):
+                read_bool(f"{name} of {agent}:", value)
 
     def _gather(self, results: list[tuple], was_reset: np.ndarray) -> Step:
         """Put what all environments returned, dicts by agent, into arrays."""
@@ -225,8 +250,12 @@ class ParallelVectorEnv(VectorEnv):
                 info = infos.get(agent) or {}
                 terminated[m] = ended.get(agent, False) or (vanished and agent in left)
                 truncated[m] = cut.get(agent, False)
-                with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
-                    rewards[m], objectives[m] = reward.get(agent, 0.0), read_objective(info)
+                with self._naming("step", i):
+                    objectives[m] = read_objective(info)
+                    try:
+                        rewards[m] = reward.get(agent, 0.0)
+                    except (TypeError, ValueError):
+                        rewards[m] = read_number(f"the reward of {agent}:", reward[agent], ", such as a weighted sum")
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
                     kind = self.kinds[kind_number]
@@ -268,13 +297,17 @@ class ParallelVectorEnv(VectorEnv):
                 leaves[name][places] = value
 
     def default_shapings(self) -> list[Any]:
-        return [env.get_default_reward_shaping() for env in self._envs if hasattr(env, "get_default_reward_shaping")]
+        with self._naming("get_default_reward_shaping"):
+            return [env.get_default_reward_shaping() for env in self._envs
+                    if hasattr(env, "get_default_reward_shaping")]
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
-        self._envs[env].set_reward_shaping(shaping, agent)
+        with self._naming("set_reward_shaping", env):
+            self._envs[env].set_reward_shaping(shaping, agent)
 
     def render(self) -> np.ndarray:
-        return np.asarray(self._envs[0].render())
+        with self._naming("render"):
+            return read_picture(self._envs[0].render())
 
     def close(self) -> None:
         for env in self._envs:
@@ -284,8 +317,18 @@ class ParallelVectorEnv(VectorEnv):
 
 def agent_space(env: Any, what: str, agent: Any) -> spaces.Space:
     """Return the "observation_space" or "action_space" of an agent."""
+    if not hasattr(env, what):
+        raise BrokenContract(f"it has possible_agents, but no {what}")
     space = getattr(env, what)
-    space = space(agent) if callable(space) else space[agent]
-    if not isinstance(space, spaces.Space):
-        raise UserError(f"{what}({agent!r}) is {space!r}, not a gymnasium space")
-    return space
+    return check_space(f"{what}({agent!r})", space(agent) if callable(space) else space[agent])
+
+
+def dicts_by_agent(what: str, returned: Any) -> tuple[Mapping[Any, Any], ...]:
+    """Return what reset() or step() returned. Raises `BrokenContract` when these are not as many dicts as they must."""
+    expected = RETURNS_OF_SEVERAL[what]
+    if not isinstance(returned, (tuple, list)) or str(len(returned)) != expected[0]:
+        raise BrokenContract(count_values(returned, expected))
+    for number, part in enumerate(returned, 1):
+        if not isinstance(part, Mapping):
+            raise BrokenContract(f"{brief(part)} as value {number}; it must return {expected}")
+    return tuple(returned)

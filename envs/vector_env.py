@@ -10,16 +10,26 @@ episode's true final one; when no agent of an environment is left, the following
 the first observations of the next episode.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from envs.contract import (
+    TRUE_OBJECTIVE,
+    find_space,
+    misfit,
+    naming_failures,
+    pair,
+    plain,
+    read_objective,
+    read_picture,
+    refuse_signature,
+)
 from envs.flat_spaces import (
     ACTION_MASK,
     Observation,
@@ -33,11 +43,10 @@ from envs.flat_spaces import (
     unflatten_actions,
 )
 from runtime.seeding import consecutive
-from runtime.user_error import EnvironmentFailure, UserError
+from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
 # What is larger cannot be learned from: sums of squares of returns and observations would leave the range of float32.
 LARGEST = 1e12
-TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
 
 
 class Step(NamedTuple):
@@ -125,7 +134,10 @@ class AgentKind:
 
     def flatten(self, obs: Any) -> Observation:
         """Convert a batch of observations in the form of the environment."""
-        return flatten_obs(self.space, obs)
+        try:
+            return flatten_obs(self.space, obs)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from error
 
     def actions(self, rows: np.ndarray) -> Any:
         """Convert rows of numbers into a batch of actions in the form of the environment."""
@@ -238,10 +250,13 @@ class VectorEnv:
                 self._fail(kind.index[fault[0]], fault[1])
         return step
 
-    def _fail(self, agent: int, what: str) -> None:
+    def _naming(self, what: str, env: int = 0) -> Any:
+        return naming_failures(self.name, self.seeds[env] if self.seeds else None, self.num_steps, what)
+
+    def _fail(self, agent: int, what: str) -> NoReturn:
         env, agent = divmod(int(agent), len(self.agents))
         who = f", agent {self.agents[agent]}" if len(self.agents) > 1 else ""
-        raise EnvironmentFailure(f"{self.name}, seed {self.seeds[env]}, step {self.num_steps}{who}: {what}")
+        raise EnvironmentFailure(f"{self.name}, seed {self.seeds[env]}, step {self.num_steps}{who}: {what}") from None
 
 
 class EnvInfo(NamedTuple):
@@ -280,7 +295,10 @@ class GymVectorEnv(VectorEnv):
         self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
         for i, guard in enumerate(getattr(self._env, "envs", ())):
             guard.ahead = ahead and ahead._replace(shares=ahead.shares[i])
-        obs, info = self._env.reset(seed=self.seeds)
+        try:
+            obs, info = self._env.reset(seed=self.seeds)
+        except Exception as error:  # noqa: BLE001  whatever it is
+            self._blame("reset", error)
         if ACTION_MASK in info and not self.kind.has_mask:
             self.kind.add_mask(in_info=True)
         self._over = np.zeros(self.num_envs, bool)
@@ -289,9 +307,23 @@ class GymVectorEnv(VectorEnv):
 
     def step(self, actions: list[np.ndarray]) -> Step:
         self.num_steps += 1
-        obs, rewards, terminated, truncated, info = self._env.step(self.kind.actions(actions[0]))
+        try:
+            obs, rewards, terminated, truncated, info = self._env.step(self.kind.actions(actions[0]))
+        except Exception as error:  # noqa: BLE001  whatever it is
+            self._blame("step", error)
         was_reset, self._over = self._over, terminated | truncated
         return self._step(obs, rewards, terminated, truncated, was_reset, info)
+
+    def _blame(self, what: str, error: Exception) -> NoReturn:
+        """Say which environment is to blame for an error: its observation may not be one of the space."""
+        if isinstance(error, (UserError, ComponentError)):
+            raise error
+        for i, guard in enumerate(getattr(self._env, "envs", ())):
+            for obs in guard.shown:
+                if fault := misfit(self.kind.space, obs):
+                    self._fail(i, fault)
+        with self._naming(what):
+            raise error
 
     def _step(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, was_reset: np.ndarray,
               info: dict[str, Any]) -> Step:
@@ -311,14 +343,17 @@ class GymVectorEnv(VectorEnv):
         return self._checked(Step([flat], rewards, terminated, truncated, ~over, was_reset, objectives))
 
     def default_shapings(self) -> list[Any]:
-        return [env.get_wrapper_attr("get_default_reward_shaping")() for env in getattr(self._env, "envs", ())
-                if env.has_wrapper_attr("get_default_reward_shaping")]
+        with self._naming("get_default_reward_shaping"):
+            return [env.get_wrapper_attr("get_default_reward_shaping")() for env in getattr(self._env, "envs", ())
+                    if env.has_wrapper_attr("get_default_reward_shaping")]
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
-        self._env.envs[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)
+        with self._naming("set_reward_shaping", env):
+            self._env.envs[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)
 
     def render(self) -> np.ndarray:
-        return np.asarray(self._env.render()[0])
+        with self._naming("render"):
+            return read_picture(self._env.render()[0])
 
     def close(self) -> None:
         self._env.close()
@@ -333,9 +368,12 @@ class Guard(gym.Wrapper):
     """
 
     def __init__(self, env: gym.Env, name: str) -> None:
+        for what in ("observation_space", "action_space"):
+            find_space(env, what)
         super().__init__(env)
         self._name, self._first_seed, self._num_steps = name, None, 0
         self.ahead: Ahead | None = None  # to be played in the next reset
+        self.shown: list[Any] = []  # the last observation, if there was one
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
@@ -343,7 +381,7 @@ class Guard(gym.Wrapper):
         else:
             self._num_steps += 1
         if (ahead := self.ahead) is None:
-            return self._call("reset", lambda: self.env.reset(seed=seed, options=options))
+            return self._call("reset", pair, seed=seed, options=options)
         self.ahead = None
         seeds = iter([seed])
         return play_ahead(lambda: self.reset(seed=next(seeds, None)), lambda shown: self._play(shown, ahead.rng),
@@ -360,57 +398,20 @@ class Guard(gym.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._num_steps += 1
-        return self._call("step", lambda: plain(self.env.step(action)))
+        return self._call("step", plain, action)
 
-    def _call(self, what: str, function: Callable[[], tuple]) -> tuple:
+    def _call(self, what: str, read: Callable[[Any], tuple], *args: Any, **kwargs: Any) -> tuple:
         with naming_failures(self._name, self._first_seed, self._num_steps, what):
-            *rest, info = function()
-            if not isinstance(info, Mapping):
-                raise TypeError(f"it returned no dict of infos at last, but {str(info)[:100]}")
+            try:
+                returned = getattr(self.env, what)(*args, **kwargs)
+            except TypeError as error:
+                refuse_signature(self.env, what, error, *args, **kwargs)
+                raise
+            *rest, info = read(returned)
+            self.shown = rest[:1]
             passed: dict[str, Any] = {}
             if (mask := info.get(ACTION_MASK)) is not None:
                 passed[ACTION_MASK] = flatten_mask(mask)
             if not np.isnan(objective := read_objective(info)):
                 passed[TRUE_OBJECTIVE] = objective
             return *rest, passed
-
-
-def plain(returned: tuple) -> tuple:
-    """Return what step() returned, with plain numbers. Raises `ValueError` where one is none."""
-    obs, reward, terminated, truncated, info = returned
-    if isinstance(reward, float) and isinstance(terminated, bool) and isinstance(truncated, bool):
-        return returned
-    return (obs, float(read_number("reward", reward)), bool(read_number("terminated", terminated)),
-            bool(read_number("truncated", truncated)), info)
-
-
-def read_number(name: str, value: Any) -> float:
-    """Return a number that may come in an array."""
-    array = np.asarray(value)
-    if array.size != 1 or array.dtype.kind not in "fiub":
-        raise ValueError(f"{name} is {value!r}; it must be a number")
-    return array.item()
-
-
-def read_objective(info: Mapping[str, Any]) -> float:
-    """Return the true objective that an info tells; nan: none. Raises `ValueError` for what is no finite number."""
-    value = info.get(TRUE_OBJECTIVE)
-    if value is None:
-        return np.nan
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        number = np.asarray(value, np.float64).item()
-        if not np.isinf(number):
-            return number
-    raise ValueError(f"info['{TRUE_OBJECTIVE}'] is {value!r}; it must be a finite number, or None")
-
-
-@contextlib.contextmanager
-def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> Any:
-    """Turn whatever an environment raises into an `EnvironmentFailure` that says where it happened."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailure(f"{name}, seed {seed}, step {num_steps}: {what}() raised {type(error).__name__}: "
-                                 f"{error}") from error

@@ -13,6 +13,8 @@ from runtime.children import start_server
 from runtime.crew import ReportPipe, describe, describe_end, enter_child, kill_all, start_process
 from runtime.user_error import ComponentError, UserError
 
+LONGEST_SEC = 1e6  # that the system can wait
+
 
 def call_apart(what: str, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
     """Return function(*args) from another process, which is ended then. What goes there and back must be picklable.
@@ -21,7 +23,7 @@ def call_apart(what: str, seconds: float, function: Callable[..., Any], *args: A
     it raises something else, when the process ends without an answer, or when that takes more seconds.
     """
     context = start_server()
-    pipe, deadline = ReportPipe(context), time.monotonic() + seconds
+    pipe, deadline = ReportPipe(context), time.monotonic() + min(seconds, LONGEST_SEC)
     process = context.Process(target=_answer, args=(pipe, what, function, args))
     try:
         start_process(process, what)

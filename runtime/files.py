@@ -5,11 +5,14 @@ import contextlib
 import json
 import math
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from runtime.user_error import UserError
+
+MAX_NAME_BYTES, MAX_PATH_BYTES = 240, 3000  # 255 and 4096 are the system's, and names get endings (_old2)
 
 
 @contextlib.contextmanager
@@ -35,6 +38,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def check_name(path: Path) -> Path:
+    """Return the path of a folder that is to be made. Raises `UserError` for a name that not every program can read."""
+    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in str(path)):
+        raise UserError(f"{str(path)!r} has letters that cannot be printed; choose another --experiment or --train_dir")
+    if longest := next((part for part in path.parts if len(os.fsencode(part)) > MAX_NAME_BYTES), ""):
+        raise UserError(f"the name {longest[:20]}... is too long for a folder; use at most {MAX_NAME_BYTES} bytes in "
+                        "--experiment and --train_dir")
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise UserError(f"--train_dir={str(path)[:20]}... is too long; use at most {MAX_PATH_BYTES} bytes")
+    return path
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -91,12 +106,20 @@ class LineFile:
         self.waiting.clear()
 
 
+def parse_json(text: str) -> Any:
+    """Parse JSON. Raises `ValueError`, also for what is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file of one JSON object per line, but not lines that are damaged; none where there is no file."""
     rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with contextlib.suppress(ValueError):
-            row = json.loads(line)
+            row = parse_json(line)
             if isinstance(row, dict):
                 rows.append(row)
     return rows
@@ -123,7 +146,7 @@ def save_settings(path: Path, settings: Mapping[str, Any]) -> None:
 def load_saved(path: Path) -> dict[str, Any]:
     """Read the settings of a run, which `save_settings` wrote. Raises `UserError` when the file is damaged."""
     try:
-        saved = json.loads(path.read_text())
+        saved = parse_json(path.read_text())
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); use --restart_behavior=restart to begin anew") from error
     if not isinstance(saved, dict) or "env" not in saved:

@@ -112,7 +112,7 @@ def choose_device(name: str, policy: int = 0) -> torch.device:
         return torch.device("cuda", (policy + this_rank().local_rank) % torch.cuda.device_count())
     try:
         device = torch.device("cpu" if name == "auto" else name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # "meta" is there, but holds nothing
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device={name} cannot be used: {str(error).splitlines()[0]}") from error
     return device

@@ -28,6 +28,7 @@ from runtime.files import LineFile, finite, save_settings, write_atomically
 from runtime.inbox import CONFIGURE, COPY, SAVE
 from runtime.records import read_history
 from runtime.seeding import POPULATION, derive_seed
+from runtime.user_error import UserError
 from shared_buffers import SAVE_DONOR, SharedBuffers
 
 DONOR_RETRY_SEC = 5.0
@@ -203,7 +204,10 @@ class Population:
         kept = [event for event in read_history(self.cfg.run_dir)
                 if event["policy"] >= self.cfg.num_policies  # it is not part of this run
                 or event["policy_steps"] <= self.last_update.get(event["policy"], -1)]
-        write_atomically(self.history.path, "".join(json.dumps(event) + "\n" for event in kept))
+        try:
+            write_atomically(self.history.path, "".join(json.dumps(event) + "\n" for event in kept))
+        except OSError as error:
+            raise UserError(f"{self.history.path} cannot be written ({error.strerror}); move it away") from error
 
 
 def _show(value: float | bool) -> str:

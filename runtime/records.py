@@ -25,7 +25,7 @@ import psutil
 from config import Config
 from runtime import checkpoint
 from runtime.console import say, show_progress
-from runtime.files import LineFile, Unwritten, read_lines, read_number, write_atomically
+from runtime.files import LineFile, Unwritten, parse_json, read_lines, read_number, write_atomically
 from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean, objectives_of
 from runtime.progress import Pace, describe_progress, format_duration, show_scores
 from runtime.ranks import this_rank
@@ -361,7 +361,7 @@ def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Read the summary of a run's earlier part; empty when there is none."""
     with contextlib.suppress(OSError, ValueError):
-        summary = json.loads((run_dir / "summary.json").read_text())
+        summary = parse_json((run_dir / "summary.json").read_text())
         return summary if isinstance(summary, dict) else {}
     return {}
 
@@ -376,7 +376,7 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
     kept = []
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # cut off by the crash
-            if json.loads(line)["env_steps"] <= env_steps:
+            if parse_json(line)["env_steps"] <= env_steps:
                 kept.append(line)
     if len(kept) < len(lines):
         write_atomically(metrics, "".join(line + "\n" for line in kept))

@@ -1,6 +1,8 @@
 """What the user can mend, said in one line, and what has failed."""
 
 import difflib
+import itertools
+import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +33,9 @@ class EnvironmentFailure(ComponentError):
 
     frames: str | None = None  # of one that comes from another process
 
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())  # of whatever was raised
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.args, {"frames": self.where()}
 
@@ -40,4 +45,6 @@ class EnvironmentFailure(ComponentError):
             return self.frames
         frames = traceback.extract_tb(self.__cause__.__traceback__) if self.__cause__ else []
         ours = [number for number, frame in enumerate(frames) if ENVS in Path(frame.filename).parents]
-        return "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else []))
+        frames = frames[ours[-1] + 1 :] if ours else []
+        own = itertools.dropwhile(lambda frame: f"{os.sep}gymnasium{os.sep}" in frame.filename, frames)  # its wrappers
+        return "".join(traceback.format_list(list(own) or frames))

@@ -270,7 +270,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with start(tmp_path) as appo:
         appo.train(500)
         learners(appo)[0].model.value_head.bias.data.fill_(math.nan)
-        with pytest.raises(RuntimeError, match="non-finite"):
+        with pytest.raises(UserError, match=r"has diverged: .* non-finite; use a lower --learning_rate"):
             appo.train(500)
     assert "non-finite" in (appo.cfg.run_dir / "log.txt").read_text()
 

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from appo import Settings
-from config import MAX_POLICIES, Config, algorithm_class, make_config, max_workers
+from config import ALGORITHMS, MAX_POLICIES, Config, algorithm_class, make_config, max_workers
 from envs.vector_env import EnvInfo
 from model import make_model
 from runtime.command_line import make_parser
@@ -205,6 +205,30 @@ def test_negative_is_refused_naming_the_bound(name: str) -> None:
 def test_a_signed_number_may_be_negative_but_not_infinite(name: str) -> None:
     assert getattr(make_config({name: -1.5}), name) == -1.5
     assert f"--{name}=-inf must be finite" in refusal({name: -math.inf})
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_only_times_and_what_is_infinite_by_default_may_be_infinite(algo: str) -> None:
+    for field in dataclasses.fields(algorithm_class(algo).Settings):
+        if field.type is float and (field.default == math.inf or field.name.endswith(("_sec", "_seconds"))):
+            assert getattr(make_config({"algo": algo, field.name: math.inf}), field.name) == math.inf
+        elif field.type is float:
+            assert refusal({"algo": algo, field.name: math.inf}) == f"--{field.name}=inf must be finite, at most 1e18"
+        if field.type in (int, float) and not field.name.endswith(("_sec", "_seconds")):
+            assert f"--{field.name}=1" in refusal({"algo": algo, field.name: field.type(1e30)})
+
+
+@pytest.mark.parametrize(("name", "fits"), [
+    ("a" * 240, True), ("a" * 241, False), ("é" * 120, True), ("é" * 121, False), ("-x", True), ("a b 😀", True),
+    ("a\nb", False), ("a\0b", False), ("\x1b[31m", False), ("\udce9", False), (".", False), ("..", False),
+    ("a/b", False)])
+def test_names_that_no_folder_can_have_are_refused(name: str, fits: bool) -> None:
+    if fits:
+        assert make_config({"experiment": name}).run_dir.name == name
+    else:
+        assert "--experiment" in refusal({"experiment": name})
+    for folder, cure in (("b" * 300, "at most 240 bytes"), ("b/" * 2000, "at most 3000 bytes"), ("\0", "be printed")):
+        assert cure in refusal({"train_dir": folder})
 
 
 @pytest.mark.parametrize("name", FACTORS)

@@ -528,8 +528,8 @@ def test_pictures_their_speed_and_the_end_go_through() -> None:
     class Shown(CountingAgents):
         closed = False
 
-        def render(self) -> list[list[int]]:
-            return [[self.number]]
+        def render(self) -> np.ndarray:
+            return np.full((1, 1, 3), self.number, np.uint8)
 
         def close(self) -> None:
             self.closed = True
@@ -537,7 +537,7 @@ def test_pictures_their_speed_and_the_end_go_through() -> None:
     shown = [Shown(), Shown()]
     env = make(*shown)
     env.reset(5)
-    assert env.render().tolist() == [[5]]
+    assert env.render().tolist() == [[[5, 5, 5]]]
     assert (env.frames_per_sec, make(Tape()).frames_per_sec) == (7, 30)
     env.close()
     assert all(one.closed for one in shown)
@@ -633,6 +633,36 @@ def test_spaces_that_are_no_spaces(space: Any) -> None:
         f"observation_space('ann') is {space!r}, not a gymnasium space")
     assert refused(lambda: make(Tape(action_space=spaces_of))) == (
         f"action_space('ann') is {space!r}, not a gymnasium space")
+
+
+SEEN = {"ann": np.zeros(1, np.float32)}
+
+
+@pytest.mark.parametrize(("returned", "words"), [
+    ((SEEN, {"ann": 1.0}, {}, {}), "4 values, the last of which is {}; it must return 5 dicts by agent"),
+    ((SEEN, 1.0, False, False, {}), "1.0 as value 2; it must return 5 dicts by agent: observations, rewards"),
+    ((SEEN, {"ann": [1.0, 2.0]}, {}, {}, {}), "the reward of ann: [1.0, 2.0]; it must be one number, such as"),
+    ((SEEN, {}, {"ann": np.array([1, 0])}, {}, {}), "terminated of ann: array([1, 0]); it must be one number"),
+    (({"ann": [3.0, 4.0]}, {}, {}, {}, {}), "agent ann: observation 'obs' has the shape (2,); observation_space says"),
+    (None, "None; it must return 5 dicts by agent"),
+])
+def test_what_step_must_not_return(returned: Any, words: str) -> None:
+    game = Tape([BEGIN])
+    env = make(game)
+    env.reset(4)
+    game.step = lambda actions: returned
+    with pytest.raises(EnvironmentFailure) as failure:
+        act(env)
+    assert str(failure.value).startswith("tape, seed 4, step 1")
+    assert words in str(failure.value)
+
+
+@pytest.mark.parametrize("returned", [SEEN, (SEEN, None), None])
+def test_what_reset_must_not_return(returned: Any) -> None:
+    game = Tape([BEGIN])
+    game.reset = lambda seed: returned
+    with pytest.raises(EnvironmentFailure, match=r"step 0: reset\(\) returned .* must return 2 dicts by agent"):
+        make(game).reset(4)
 
 
 def test_a_mask_that_comes_too_late() -> None:

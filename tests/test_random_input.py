@@ -111,7 +111,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @st.composite
 def spoilt(draw: Callable[[Any], Any], text: str) -> str:
     """Draw what may lie in the place of a file: other JSON, the same with other values, a part of it, or anything."""
-    what = draw(st.sampled_from(["json", "value", "value", "part", "text"]))
+    what = draw(st.sampled_from(["json", "value", "value", "part", "text", "deep"]))
     if what == "value":
         lines = text.splitlines()
         for parts in ([text], lines):
@@ -121,6 +121,8 @@ def spoilt(draw: Callable[[Any], Any], text: str) -> str:
                     name = draw(st.sampled_from(sorted(data)))
                     parts[place] = json.dumps(data | {name: draw(JSON)})
                     return "\n".join([*parts, ""])
+    if what == "deep":
+        return draw(st.sampled_from(["[", '{"env_steps":'])) * 100_000
     if what == "part":
         return text[: draw(st.integers(0, len(text)))]
     return json.dumps(draw(JSON)) if what == "json" else draw(st.text())

@@ -176,8 +176,8 @@ def test_bad_input_is_one_line(arguments: list[str], tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize("flags", [[], ["--serial_mode"], ["--num_policies", "2", "--eval_every_env_steps", "500"]])
 def test_train_writes_the_timeline_of_every_component(flags: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "train.py", "--env", "CartPole-v1", "--train_dir", str(tmp_path), "--num_workers", "2",
-               "--num_envs_per_worker", "4", "--batch_size", "64", "--train_for_env_steps", "3000", "--trace_sec", "60",
-               "--worker_num_splits", "2", *flags]
+               "--num_envs_per_worker", "4", "--batch_size", "64", "--train_for_env_steps", "3000",
+               "--trace_sec", "inf", "--worker_num_splits", "2", *flags]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120).stdout
     run_dir = tmp_path / "CartPole-v1"
     assert "trace.json" in output

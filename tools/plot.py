@@ -41,10 +41,19 @@ OF_ONE_RUN = {"seed", "experiment", "train_dir", "restart_behavior", "trust_run"
 def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     """Read the rows of a run's metrics. Raises `UserError` when there are none."""
     path = run_dir / "metrics.jsonl"
-    rows = read_lines(path)
+    rows = [row for row in read_lines(path) if is_whole(row)]
     if not rows:
         raise UserError(f"{run_dir} holds no metrics.jsonl")
-    return rows
+    return [row for row in rows if len(row.get("policies", ())) == len(rows[0].get("policies", ()))]
+
+
+def is_whole(row: dict[str, Any]) -> bool:
+    """Tell whether a row holds what `records.py` writes: numbers, also of each policy."""
+    policies = row.get("policies", [])
+    return isinstance(policies, list) and all(
+        isinstance(part, dict) and all(isinstance(value, int | float | None) for name, value in part.items()
+                                       if name != "policies") for part in (row, *policies)
+    ) and None not in (row.get("wall_sec"), row.get("env_steps"))
 
 
 def read_curves(run_dir: Path, key: str) -> list[tuple[list[float], list[float], list[float]]]:

@@ -7,6 +7,7 @@ algorithm adds settings of its own (`appo.Settings`). Names are Sample Factory's
 thing. Read next: `shared_buffers.py`.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.by_name import find_function
+from runtime.by_name import NO_MODULE, find_function
 from runtime.container import cpu_cores
 from runtime.files import save_settings
+from runtime.own_modules import OWN_MODULES
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
@@ -281,7 +283,7 @@ def tunable(cfg: Config) -> dict[str, float]:
 
 def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
     """Return the folder of a run; its name is the experiment's, or else the environment's."""
-    return Path(train_dir) / (experiment or re.sub(r"[/:]", "_", env))
+    return Path(train_dir) / (experiment or re.sub(r"[/:]", "_", env.removeprefix(f"{NO_MODULE}:")))
 
 
 def _check_value(field: dataclasses.Field, value: Any) -> None:
@@ -387,7 +389,8 @@ def algorithm_class(name: str) -> Any:
     if ":" not in name and name not in ALGORITHMS:
         raise UserError(f"--algo={name} is unknown{nearest(name.lower(), ALGORITHMS)}; choose from "
                         f"{', '.join(ALGORITHMS)}, or module:class")
-    found = find_function("algo", ALGORITHMS.get(name, name))
+    with OWN_MODULES if name in ALGORITHMS else contextlib.nullcontext():
+        found = find_function("algo", ALGORITHMS.get(name, name))
     if not hasattr(found, "Settings"):
         raise UserError(f"--algo={name} is no subclass of algorithm.Algorithm")
     for field in dataclasses.fields(found.Settings):

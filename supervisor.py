@@ -27,6 +27,7 @@ from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
 from runtime.inbox import PAUSE, RESUME, SAVE, STOP
 from runtime.machine import this_machine
+from runtime.own_modules import OWN_MODULES
 from runtime.plan import make_plan, restore
 from runtime.population import Population
 from runtime.pulse import START_SEC
@@ -58,12 +59,10 @@ class Supervisor:
     def __init__(self, env: str | Callable, **settings: Any) -> None:
         """Make the system for an environment id, with settings of `Config` that differ from its defaults.
 
-        `env`, `encoder`, `core`, `model`, `policy_mapping` and `algo` may also be functions (classes) at the top level
-        of a file.
+        `env`, `encoder`, `core`, `model`, `policy_mapping` and `algo` may also be functions or classes.
         """
         own = {"algo": self.algo} if self.algo else {}
-        given = {name: reference(value) if callable(value) else value
-                 for name, value in ({"env": env} | own | settings).items()}
+        given = {name: reference(value) for name, value in ({"env": env} | own | settings).items()}
         ranks.take_share_of_cores()
         run_cfg = configure(given)
         context = None if run_cfg.serial_mode else start_server()  # first, since it takes seconds
@@ -338,7 +337,7 @@ class Supervisor:
 
 def draw(system: Supervisor) -> None:
     """Draw what a run leaves in its folder: the population, the timeline."""
-    with contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
+    with OWN_MODULES, contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
         if system.population is not None:
             system.population.draw()
         if system.cfg.trace_sec:

@@ -218,8 +218,8 @@ class Evaluator:
         best, best_sort = float(buffers.best_score[policy]), int(buffers.best_sort[policy])
         if not (checkpoint.is_better(score, sort, best, best_sort) or (score, sort) == (best, best_sort)):
             return False
-        state = {"algo": self.cfg.algo, "model": weights, "sgd_steps": version, "env_steps": env_steps, "score": score,
-                 "sort_of_score": sort}
+        state = {"algo": str(self.cfg.algo), "model": weights, "sgd_steps": version, "env_steps": env_steps,
+                 "score": score, "sort_of_score": sort}
         try:
             checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from config import Config, canonical_algo, make_config, run_dir_of
 from envs.families import profile
 from runtime import checkpoint
-from runtime.by_name import check_trusted
+from runtime.by_name import check_not_imported, check_trusted
 from runtime.files import load_saved, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
@@ -22,6 +22,7 @@ def configure(given: Mapping[str, Any]) -> Config:
 
     Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another one.
     """
+    check_not_imported()
     here = {name: given.get(name, getattr(Config, name))
             for name in ("env", "train_dir", "experiment", "restart_behavior")}
     env_profile = profile(here["env"], given)  # also finds out whether the environment exists

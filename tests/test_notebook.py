@@ -1,14 +1,11 @@
 """The notebook of the examples, run by a kernel, and how a kernel is interrupted."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"

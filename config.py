@@ -274,6 +274,9 @@ class Config:
         """Write all settings as JSON, infinity as "inf"."""
         save_settings(path, dataclasses.asdict(self))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_config, (dataclasses.asdict(self),)  # the class of the algorithm may be one of the user's script
+
 
 def tunable(cfg: Config) -> dict[str, float]:
     """Return the settings that population-based training may change, with their values."""

@@ -14,12 +14,18 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = '''
 import os, sys, threading
 import config
-from appo import APPO
+from appo import APPO, AsyncPPO, Settings
 from envs import Slow
 from model import ActorCritic, MyEncoder
 
 class Local(Slow):
     pass
+
+class MySettings(Settings):
+    pass
+
+class Mine(AsyncPPO):
+    Settings = MySettings
 
 def make(name, env="CartPole-v1", **settings):
     return APPO(env, experiment=name, num_workers=1, num_envs_per_worker=8, rollout=16, batch_size=128,
@@ -30,7 +36,7 @@ def processes_of(*systems):
 
 assert ActorCritic == "mine" and sys.modules["model"].__file__.startswith(os.getcwd())
 try:
-    with make("raises", Local, encoder=MyEncoder) as raises:
+    with make("raises", Local, encoder=MyEncoder, algo=Mine) as raises:
         raises.train(config.STEPS)
         raise ValueError("mine")
 except ValueError:

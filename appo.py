@@ -17,20 +17,23 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Data, Loss
-from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
-from envs.flat_spaces import action_leaves
-from losses import (
-    MaskedMean,
-    clipped_value_loss,
-    decayed,
-    explained_variance,
-    normalize_advantages,
-    ppo_policy_loss,
-)
-from runtime.user_error import UserError
-from trainer import Trainer, load
-from vtrace import gae, vtrace
+from runtime.own_modules import OWN_MODULES
+
+with OWN_MODULES.importing():  # whatever lies beside the user's script
+    from algorithm import Algorithm, Data, Loss
+    from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
+    from envs.flat_spaces import action_leaves
+    from losses import (
+        MaskedMean,
+        clipped_value_loss,
+        decayed,
+        explained_variance,
+        normalize_advantages,
+        ppo_policy_loss,
+    )
+    from runtime.user_error import UserError
+    from trainer import Trainer, load
+    from vtrace import gae, vtrace
 
 __all__ = ["APPO", "AsyncPPO", "Settings", "load"]
 

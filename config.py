@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.by_name import find_function
+from runtime.by_name import NO_MODULE, find_function
 from runtime.container import cpu_cores
 from runtime.files import check_name, save_settings
+from runtime.own_modules import OWN_MODULES
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
@@ -280,6 +281,13 @@ class Config:
         """Write all settings as JSON, infinity as "inf"."""
         save_settings(path, dataclasses.asdict(self))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return all settings as plain values: a name takes nothing along."""
+        return {name: str(value) if isinstance(value, str) else value for name, value in vars(self).items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_config, (dataclasses.asdict(self),)  # the class of the algorithm may be one of the user's script
+
 
 def read_arguments(text: str) -> dict[str, Any]:
     """Read the arguments of `--env_kwargs`. Raises `UserError`."""
@@ -299,7 +307,8 @@ def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
     """Return the folder of a run, named like its experiment or else its environment. Raises `UserError`."""
     if experiment in (".", "..") or "/" in experiment:
         raise UserError(f"--experiment={experiment} is no plain name; choose the folder with --train_dir")
-    return check_name(Path(train_dir) / (experiment or re.sub(r"[/:]", "_", env)))
+    name = re.sub(r"[/:]", "_", env.removeprefix(f"{NO_MODULE}:"))
+    return check_name(Path(train_dir) / (experiment or name))
 
 
 def _check_value(field: dataclasses.Field, value: Any) -> None:
@@ -408,7 +417,8 @@ def algorithm_class(name: str) -> Any:
     if ":" not in name and name not in ALGORITHMS:
         raise UserError(f"--algo={name} is unknown{nearest(name.lower(), ALGORITHMS)}; choose from "
                         f"{', '.join(ALGORITHMS)}, or module:class")
-    found = find_function("algo", ALGORITHMS.get(name, name))
+    with OWN_MODULES if name in ALGORITHMS else contextlib.nullcontext():
+        found = find_function("algo", ALGORITHMS.get(name, name))
     if not hasattr(found, "Settings"):
         raise UserError(f"--algo={name} is no subclass of algorithm.Algorithm")
     for field in dataclasses.fields(found.Settings):

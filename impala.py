@@ -23,11 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Data, Loss
-from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
-from losses import MaskedMean, decayed, explained_variance
-from trainer import Trainer
-from vtrace import vtrace
+from runtime.own_modules import OWN_MODULES
+
+with OWN_MODULES.importing():  # whatever lies beside the user's script
+    from algorithm import Algorithm, Data, Loss
+    from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
+    from losses import MaskedMean, decayed, explained_variance
+    from trainer import Trainer
+    from vtrace import vtrace
 
 
 @dataclass(frozen=True)

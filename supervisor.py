@@ -26,6 +26,7 @@ from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
 from runtime.inbox import FINISH, LOAD, SAVE, STOP
+from runtime.own_modules import OWN_MODULES
 from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
 from runtime.progress import describe_finished
@@ -56,13 +57,11 @@ class Supervisor:
     def __init__(self, env: str | Callable, **settings: Any) -> None:
         """Make the system for an environment id, with settings of `Config` that differ from its defaults.
 
-        `env`, `encoder`, `core`, `model`, `policy_mapping` and `algo` may also be functions (classes) at the top level
-        of a file.
+        `env`, `encoder`, `core`, `model`, `policy_mapping` and `algo` may also be functions or classes.
         """
         since = time.time()
         own = {"algo": self.algo} if self.algo else {}
-        given = {name: reference(value) if callable(value) else value
-                 for name, value in ({"env": env} | own | settings).items()}
+        given = {name: reference(value) for name, value in ({"env": env} | own | settings).items()}
         ranks.take_share_of_cores()
         run_cfg = configure(given)
         context = None if run_cfg.serial_mode else start_server()  # first, since it takes seconds
@@ -352,7 +351,7 @@ def introduce(system: Supervisor, plan: Plan, given: dict[str, Any], news: str) 
 
 def draw(system: Supervisor) -> None:
     """Draw what a run leaves in its folder: the population, the timeline."""
-    with contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
+    with OWN_MODULES, contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
         if system.population is not None:
             system.population.draw()
         if system.cfg.trace_sec and system.trained_until:

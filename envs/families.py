@@ -34,6 +34,7 @@ from envs.flat_spaces import ACTION_MASK, random_row
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
 from envs.resizing import ResizedAgents, resize_images
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
+from runtime.by_name import Named, check_importable, import_module
 from runtime.machine import automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
@@ -98,6 +99,10 @@ def find_spec(env_id: str) -> EnvSpec:
     """
     if not env_id.strip():
         raise UserError("--env is missing, for example --env PongNoFrameskip-v4")
+    if isinstance(env_id, Named):
+        found = env_id.value
+        return found if isinstance(found, EnvSpec) else EnvSpec(id=env_id.rpartition(":")[2], entry_point=found)
+    check_importable("env", env_id)
     if env_id.startswith(PREFIX):
         return EnvSpec(id=env_id.removeprefix(PREFIX), entry_point=pettingzoo_maker(env_id))
     atari = ""
@@ -125,7 +130,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 def _import(env_id: str, module: str) -> ModuleType:
     try:
-        return importlib.import_module(module)
+        return import_module(module)
     except ModuleNotFoundError as error:
         root = error.name.split(".")[0]
         cure = (f"pip install {PACKAGES[root]}" if root in PACKAGES else

@@ -1,29 +1,113 @@
-"""Functions and classes by name, "module:name": so the command line, saved settings and every process can find them."""
+"""Functions and classes by name, "module:name": so the command line, saved settings and every process can find them.
 
+One that is given from Python goes along with its name into every process, where a notebook's could not be imported.
+"""
+
+import contextlib
 import importlib
+import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import cloudpickle
+import gymnasium as gym
 
 from runtime.user_error import UserError, nearest
 
 IMPORTED = ("algo", "model", "encoder", "core", "policy_mapping")  # settings that may name code, beside `env`
+NO_MODULE = "by_value"  # in names of what no other program can import
 
 
-def reference(function: Callable) -> str:
-    """Name a function or class so that every process can find it: "module:name".
+class Named(str):
+    """The name of a function or class, or the id of an environment, which takes along what it names.
 
-    A function of the running script is named by the file of the script, which must guard its main part with
-    `if __name__ == "__main__"`. Raises `UserError` for one that cannot be found by name.
+    Pickled, that is by reference if other processes can import it, else by value, as it is now: so is all of a notebook
+    and of the running script, which no other process runs again.
     """
-    module, name = function.__module__, getattr(function, "__qualname__", "")  # a partial() has none
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        module = main.__spec__.name if main.__spec__ else Path(getattr(main, "__file__", "")).stem
-    if not module or not name or "<" in name or "." in name:
-        raise UserError(f"{function!r} must be defined at the top level of a file, so that other processes can find it")
-    return f"{module}:{name}"
+
+    def __new__(cls, name: str, value: Any = None, pickled: bytes | Exception | None = None) -> "Named":
+        named = super().__new__(cls, name)
+        named._value, named._pickled = value, pickled or _pickle(value)
+        return named
+
+    @property
+    def value(self) -> Any:
+        """What is named. Raises `UserError` when it cannot be made in this process."""
+        if self._value is None:
+            try:
+                self._value, registered = cloudpickle.loads(self._pickled)
+            except Exception as error:
+                raise UserError(f"{self} cannot be made in another process: {type(error).__name__}: {error}") from error
+            for name, spec in registered.items():
+                gym.registry.setdefault(name, spec)
+        return self._value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._pickled, Exception):
+            raise UserError(f"{self} cannot be sent to other processes: {self._pickled}; make what it uses inside of "
+                            "it, or use serial_mode=True") from self._pickled
+        return Named, (str(self), None, self._pickled)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Named":
+        return self
+
+
+def _pickle(value: Any) -> bytes | Exception:
+    with contextlib.ExitStack() as undo:
+        module = sys.modules.get(getattr(value, "__module__", None))
+        if module is not None and not _is_importable(module.__name__):  # pytest --import-mode=importlib
+            cloudpickle.register_pickle_by_value(module)
+            undo.callback(cloudpickle.unregister_pickle_by_value, module)
+        for registered in _registered(), {}:
+            try:
+                return cloudpickle.dumps((value, registered))
+            except Exception as error:  # noqa: BLE001  whatever; it may never be sent
+                reason = error
+    return reason
+
+
+def _is_importable(name: str) -> bool:
+    """Tell whether a module, which was imported here, can be imported in a new process."""
+    path = None
+    for end in [*(dot.start() for dot in re.finditer(r"\.", name)), len(name)]:
+        specs = (finder.find_spec(name[:end], path) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return True
+
+
+def _registered() -> dict[str, Any]:
+    """Return the environments that this program has registered with gymnasium; all processes have those of Atari."""
+    return {name: spec for name, spec in gym.registry.items() if not str(spec.entry_point).startswith("ale_py.")}
+
+
+def reference(value: Any) -> Any:
+    """Name a function or class, or the id of an environment that this program has registered, for every process.
+
+    A function of the running script is named by the file of the script. What the command line could not find again
+    later is named "by_value:name". Anything else is returned as it is.
+    """
+    if isinstance(value, str) and value in _registered():
+        return Named(value, gym.registry[value])
+    if not callable(value):
+        return value
+    inner = getattr(value, "func", value)  # of a partial()
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    module = sys.modules.get(getattr(value, "__module__", None))
+    if getattr(module, name, None) is value:
+        found = module.__name__
+        if found == "__main__":
+            found = module.__spec__.name if module.__spec__ else Path(getattr(module, "__file__", None) or "").stem
+        if found:
+            return Named(f"{found}:{name}", value)
+    name = re.sub(r"\W", "", name.rpartition(".")[2])  # of <lambda>
+    return Named(f"{NO_MODULE}:{name}", value)
 
 
 def check_trusted(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:
@@ -32,17 +116,44 @@ def check_trusted(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: P
     Args:
         saved: the settings of the run. given: those of the command line.
     """
-    unnamed = [f"--{flag}={saved[flag]}" for flag in IMPORTED if ":" in str(saved.get(flag, "")) and flag not in given]
+    unnamed = [flag for flag in IMPORTED if ":" in str(saved.get(flag, "")) and flag not in given]
+    for flag in unnamed:
+        check_importable(flag, saved[flag])
     if unnamed and not given.get("trust_run"):
-        raise UserError(f"{run_dir} asks to import {' '.join(unnamed)}; add --trust_run if you know what that code "
-                        "does")
+        raise UserError(f"{run_dir} asks to import {' '.join(f'--{flag}={saved[flag]}' for flag in unnamed)}; add "
+                        "--trust_run if you know what that code does")
+
+
+def check_importable(flag: str, name: str) -> None:
+    """Raise `UserError` for the name of what can only be given from Python."""
+    if name.startswith(f"{NO_MODULE}:"):
+        raise UserError(f"--{flag}={name}: '{name.partition(':')[2]}' comes from a notebook or from inside a function; "
+                        f"give it from Python again, as {flag}=..., or put it into a file of its own and name that")
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a user's module."""
+    return importlib.import_module(name)
+
+
+def check_not_imported() -> None:
+    """Raise `UserError` when a system is being made by a module that is imported to find something in it."""
+    frames = [frame for frame, _ in traceback.walk_stack(None)]
+    importing = [index for index, frame in enumerate(frames) if frame.f_code is import_module.__code__]
+    if importing:
+        script = next(frame for frame in frames[: importing[0]][::-1] if frame.f_code.co_name == "<module>")
+        raise UserError(f"{Path(script.f_code.co_filename).name}: put what starts the training under 'if __name__ == "
+                        "\"__main__\":', since this file is imported by name")
 
 
 def find_function(flag: str, name: str) -> Callable:
-    """Import the function or class that "module:name" names. Raises `UserError` when there is none."""
+    """Find the function or class that "module:name" names. Raises `UserError` when there is none."""
+    if isinstance(name, Named):
+        return name.value
+    check_importable(flag, name)
     module_name, _, attribute = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(f"--{flag}={name}: there is no module '{error.name}'; run it from the folder of its file, or "
                         "set PYTHONPATH to that folder") from error

@@ -8,18 +8,24 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import ModuleType
 
 from runtime.container import allow_descriptors
 from runtime.guard import GUARD
+from runtime.own_modules import OWN_MODULES
 from runtime.ranks import take_share_of_cores
 from runtime.stop import SIGNALS
 from runtime.user_error import UserError
 
 ROOT = Path(__file__).parent.parent
+STARTING = threading.RLock()  # a program may have several systems, in threads
 MAX_FOLDER = 107 - len("/listener-12345678")  # bytes of the name of a socket
 
 with contextlib.suppress(OSError):
@@ -42,18 +48,32 @@ def start_server() -> ForkServerContext:
     if len(os.fsencode(folder)) > MAX_FOLDER:
         raise UserError(f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets "
                         "that processes meet at; set TMPDIR=/tmp")
-    GUARD.watch(folder)  # where the server listens
-    resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
-    before, here = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), os.open(".", os.O_RDONLY)
-    try:
-        os.chdir(ROOT)  # the server looks for the modules in its folder alone, whatever `sys.path` is here
-        forkserver.ensure_running()  # inherits the mask, and so do its children
-    finally:
-        os.fchdir(here)
-        os.close(here)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    GUARD.watch(forkserver._forkserver._forkserver_pid)
+    with STARTING:
+        GUARD.watch(folder)  # where the server listens
+        resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
+        before, here = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), os.open(".", os.O_RDONLY)
+        try:
+            os.chdir(ROOT)  # the server looks for the modules in its folder alone, whatever `sys.path` is here
+            with OWN_MODULES:
+                forkserver.ensure_running()  # inherits the mask, and so do its children
+        finally:
+            os.fchdir(here)
+            os.close(here)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        GUARD.watch(forkserver._forkserver._forkserver_pid)
     return context
+
+
+@contextlib.contextmanager
+def hiding_the_script() -> Iterator[None]:
+    """Start processes that do not run the user's script once more: what they need of it is sent by value."""
+    with STARTING, OWN_MODULES:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = script
 
 
 def wake_server() -> None:

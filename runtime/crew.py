@@ -22,12 +22,14 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
+import cloudpickle
 import torch
 
 from runtime import pulse
-from runtime.children import start_server, wake_server
+from runtime.children import hiding_the_script, start_server, wake_server
 from runtime.console import forgive
 from runtime.guard import GUARD, STARTED_BY, signal_with_programs
+from runtime.own_modules import OWN_MODULES
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
 from runtime.stop import leave_stopping_to_the_supervisor
@@ -71,7 +73,8 @@ class ReportPipe:
 
     def send(self, report: tuple) -> None:
         """Send a report (by the child)."""
-        data = pickle.dumps(report)
+        with OWN_MODULES:
+            data = pickle.dumps(report)
         data = memoryview(self.SIZE.pack(len(data)) + data)
         while data:
             data = data[os.write(self.writer.fileno(), data):]
@@ -91,7 +94,8 @@ class ReportPipe:
             end = self.SIZE.size + self.SIZE.unpack_from(self.received)[0]
             if len(self.received) < end:
                 break
-            reports.append(pickle.loads(self.received[self.SIZE.size : end]))
+            with OWN_MODULES:
+                reports.append(pickle.loads(self.received[self.SIZE.size : end]))
             del self.received[:end]
         return reports
 
@@ -124,6 +128,8 @@ class Processes:
         self.pipe_of[index] = pipe
         self.pipes[pipe.reader] = index, pipe
         self.spans[component.name] = []
+        with OWN_MODULES:
+            component = component._replace(make=cloudpickle.dumps(component.make))  # it may be of the user's script
         return self.context.Process(target=run_component, name=component.name,
                                     args=(component, pipe, self.seeds[index], self.trace))
 
@@ -259,7 +265,8 @@ def start_process(process: Any, name: str) -> None:
         start_server()  # unless it runs already
         wake_server()
         try:
-            process.start()
+            with hiding_the_script():
+                process.start()
             break
         except (OSError, EOFError) as error:  # it, or the server, was killed meanwhile
             if attempt == START_ATTEMPTS - 1:
@@ -314,7 +321,9 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
     torch.set_num_threads(1)  # cores are shared between processes instead
     torch.manual_seed(seed)
     try:
-        running, recorder = component.make(*component.args, *([pipe.send] if component.reports else [])), Recorder()
+        with OWN_MODULES:
+            make, recorder = cloudpickle.loads(component.make), Recorder()
+        running = make(*component.args, *([pipe.send] if component.reports else []))
         pulse.attach(running, component.pulse)
         if trace:
             recorder.attach(running)
@@ -340,6 +349,7 @@ def describe(error: BaseException) -> str:
 
 def enter_child(name: str) -> None:
     """Begin in a child process: nothing that happens to the console or to the group of the supervisor ends it."""
+    OWN_MODULES.enter_child()
     leave_with_parent(name)
     leave_stopping_to_the_supervisor()
     forgive()

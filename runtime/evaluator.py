@@ -6,7 +6,6 @@ supervisor asks, without stopping the training.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -219,7 +218,7 @@ class Evaluator:
         best, best_sort = float(buffers.best_score[policy]), int(buffers.best_sort[policy])
         if not (checkpoint.is_better(score, sort, best, best_sort) or (score, sort) == (best, best_sort)):
             return False
-        state = {"algo": self.cfg.algo, "config": dataclasses.asdict(self.cfg), "model": weights, "sgd_steps": version,
+        state = {"algo": str(self.cfg.algo), "config": self.cfg.as_dict(), "model": weights, "sgd_steps": version,
                  "env_steps": env_steps, "score": score, "sort_of_score": sort}
         try:
             checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)

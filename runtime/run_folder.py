@@ -12,7 +12,7 @@ from typing import Any
 from config import Config, canonical_algo, make_config, run_dir_of, tunable
 from envs.families import profile
 from runtime import checkpoint
-from runtime.by_name import check_trusted
+from runtime.by_name import check_not_imported, check_trusted
 from runtime.files import load_saved, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
@@ -30,6 +30,7 @@ def configure(given: Mapping[str, Any]) -> Config:
 
     Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another kind.
     """
+    check_not_imported()
     place = {name: given.get(name, getattr(Config, name)) for name in PLACE}
     env_profile = profile(place["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(place["train_dir"], place["experiment"], place["env"])

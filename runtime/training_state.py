@@ -61,7 +61,7 @@ class TrainingState:
         """Return all that a checkpoint holds; the tensors are the live ones."""
         optimizer = self.optimizer.state_dict() | {"class": type(self.optimizer).__name__}
         env_steps, policy_steps = self.count_sampled().tolist()
-        return {"algo": self.cfg.algo, "config": dataclasses.asdict(self.cfg), "model": self.model.state_dict(),
+        return {"algo": str(self.cfg.algo), "config": self.cfg.as_dict(), "model": self.model.state_dict(),
                 "optimizer": optimizer, "sgd_steps": self.sgd_steps, "env_steps": env_steps,
                 "policy_steps": policy_steps, "env_steps_trained": self.decisions_trained,
                 "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,

@@ -98,12 +98,6 @@ def test_a_function_is_found_under_the_name_it_is_given() -> None:
     assert find_function("encoder", reference(FourierEncoder)) is FourierEncoder
 
 
-@pytest.mark.parametrize("function", [lambda cfg, obs_space: None, FourierEncoder.forward])
-def test_a_function_that_other_processes_cannot_find_is_refused(function: object) -> None:
-    with pytest.raises(UserError, match="must be defined at the top level of a file"):
-        reference(function)
-
-
 @pytest.mark.parametrize(("name", "complaint"), [
     ("no_such_module:Encoder", "there is no module 'no_such_module'.*PYTHONPATH"),
     ("examples.custom_encoder:Encoder", "has no function or class 'Encoder' .did you mean FourierEncoder"),

@@ -1,6 +1,5 @@
 """What goes wrong in an environment stops the run and says which environment, which seed and which step it was."""
 
-import functools
 import json
 import math
 import multiprocessing
@@ -245,14 +244,3 @@ def test_function_that_makes_an_environment_works_in_every_process(
     summary = json.loads((tmp_path / name.replace(":", "_") / "summary.json").read_text())
     assert (summary["env"], summary["mean_return"]) == (name, [EPISODE_LENGTH])
     assert summary["sgd_steps"] > 0
-
-
-def test_function_without_a_name_is_refused_with_one_line(tmp_path: Path) -> None:
-    def nested() -> gym.Env:
-        return failing_envs.Steady()
-
-    for function in (nested, lambda: failing_envs.Steady(), functools.partial(failing_envs.Steady)):  # noqa: PLW0108
-        with pytest.raises(UserError) as refusal:
-            APPO(function, train_dir=str(tmp_path))
-        assert_one_line(str(refusal.value), ["must be defined at the top level of a file"])
-    assert not list(tmp_path.iterdir())

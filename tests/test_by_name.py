@@ -1,0 +1,115 @@
+"""Names of functions that go along with their functions into other processes."""
+
+import copy
+import functools
+import json
+import pickle
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from appo import APPO
+from config import make_config
+from envs.families import find_spec
+from evaluate import main as evaluate
+from runtime.by_name import NO_MODULE, Named, find_function, reference
+from runtime.user_error import UserError
+from train import main as train
+
+ROOT = Path(__file__).parent.parent
+
+
+def make(render_mode: str | None = None) -> gym.Env:
+    return gym.make("CartPole-v1", render_mode=render_mode)
+
+
+class Factory:
+    def __call__(self, cfg: Any, obs_space: Any) -> int:
+        return 7
+
+
+def local(seconds: float) -> Any:
+    return lambda: seconds
+
+
+@pytest.mark.parametrize(("value", "name"), [
+    (make, "test_by_name:make"), (functools.partial(make, render_mode=None), f"{NO_MODULE}:make"),
+    (local(3), f"{NO_MODULE}:lambda"), (Factory(), f"{NO_MODULE}:Factory"),
+    (Factory.__call__, f"{NO_MODULE}:__call__")])
+def test_what_is_named_goes_along_and_the_name_stays_text(value: Any, name: str) -> None:
+    named = reference(value)
+    assert named == name
+    assert json.loads(json.dumps({"env": named})) == {"env": name}
+    assert find_function("encoder", named) is value
+    assert copy.deepcopy(named) is named
+    sent = pickle.loads(pickle.dumps(named))
+    assert (type(sent), sent) == (Named, name)
+    assert callable(find_function("encoder", sent))
+
+
+def test_a_function_of_a_module_that_no_other_process_finds_goes_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("nowhere_to_find")
+    exec("HELD = 5\ndef function(): return HELD", vars(module))
+    with monkeypatch.context() as here:
+        here.setitem(sys.modules, "nowhere_to_find", module)
+        sent = pickle.dumps(reference(module.function))
+    assert find_function("encoder", pickle.loads(sent))() == 5
+
+
+def test_what_cannot_be_sent_is_refused_only_where_it_must_be_sent() -> None:
+    lock = threading.Lock()
+    named = reference(lambda: lock)
+    assert find_function("env", named)() is lock
+    with pytest.raises(UserError, match=r"^by_value:lambda cannot be sent .*lock.*serial_mode"):
+        pickle.dumps(named)
+
+
+def test_an_environment_that_this_program_has_registered_goes_along() -> None:
+    gym.register("Along-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=7)
+    try:
+        sent = pickle.dumps((reference("Along-v0"), reference(make)))
+    finally:
+        del gym.registry["Along-v0"]
+    with pytest.raises(UserError, match="Along-v0 is unknown"):
+        find_spec("Along-v0")
+    env, function = pickle.loads(sent)
+    assert find_spec(env).max_episode_steps == 7
+    assert find_spec(function).entry_point is make
+    assert gym.registry.pop("Along-v0").max_episode_steps == 7, "functions may make it, too"
+
+
+def test_a_run_of_a_local_class_is_resumed_from_python_only(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    class Local(gym.Wrapper):
+        def __init__(self) -> None:
+            super().__init__(make())
+
+    settings: dict[str, Any] = {
+        "train_dir": str(tmp_path), "serial_mode": True, "num_workers": 1, "num_envs_per_worker": 4, "rollout": 16,
+        "batch_size": 64, "decorrelate_experience_max_seconds": 0, "num_batches_per_epoch": 1}
+    for total in (300, 600):
+        with APPO(Local, **settings) as appo:
+            appo.train(300)
+        assert appo.env_steps >= total
+    assert (tmp_path / "Local" / "config.json").exists()
+    capsys.readouterr()
+    for command in (train, evaluate):
+        assert command([f"--env={NO_MODULE}:Local", f"--train_dir={tmp_path}"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert "'Local' comes from a notebook" in err
+    with pytest.raises(UserError, match="--encoder=by_value:Local: 'Local' comes from a notebook"):
+        find_function("encoder", make_config({"env": "x", "encoder": f"{NO_MODULE}:Local"}).encoder)
+
+
+def test_a_file_that_trains_when_it_is_imported_is_refused_in_one_line(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "unguarded.py").write_text("from appo import APPO\ndef make(): pass\nAPPO('CartPole-v1').train()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert train(["--env=unguarded:make", f"--train_dir={tmp_path}", "--serial_mode"]) == 2
+    assert capsys.readouterr().err == ("train.py: unguarded.py: put what starts the training under 'if __name__ == "
+                                       '"__main__":\', since this file is imported by name\n')

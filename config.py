@@ -247,7 +247,7 @@ class Config:
 
     @property
     def env_arguments(self) -> dict[str, Any]:
-        return read_arguments(self.env_kwargs)
+        return json.loads(self.env_kwargs or "{}")
 
     @property
     def envs_per_split(self) -> int:
@@ -289,14 +289,6 @@ class Config:
         return make_config, (dataclasses.asdict(self),)  # the class of the algorithm may be one of the user's script
 
 
-def read_arguments(text: str) -> dict[str, Any]:
-    """Read the arguments of `--env_kwargs`. Raises `UserError`."""
-    with contextlib.suppress(ValueError):
-        if isinstance(arguments := json.loads(text or "{}"), dict):
-            return arguments
-    raise UserError(f"--env_kwargs={text} is no JSON object; write it as '{{\"size\": 7}}'")
-
-
 def tunable(cfg: Config) -> dict[str, float]:
     """Return the settings that population-based training may change, with their values."""
     return {field.name: float(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)
@@ -333,7 +325,12 @@ def _validate(c: Config) -> None:
     for name in ("encoder", "core", "model", "policy_mapping"):
         if getattr(c, name) and getattr(c, name).count(":") != 1:
             raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:my_{name}")
-    read_arguments(c.env_kwargs)
+    try:
+        is_object = isinstance(c.env_arguments, dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise UserError(f"--env_kwargs={c.env_kwargs} is no JSON object; write it as '{{\"size\": 7}}'")
     if c.seed > MAX_SEED:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
     run_dir_of(c.train_dir, c.experiment, c.env)

@@ -100,6 +100,20 @@ class Split:
         seconds = math.inf if cfg.serial_mode else cfg.decorrelate_experience_max_seconds / cfg.num_envs_per_worker
         return self.env.reset(seeds, Ahead(np.broadcast_to(shares, cfg.envs_per_split), seconds, rng))
 
+    def match_results(self, own: slice) -> list[tuple[int, float]]:
+        """Say how the current policies of an environment did against earlier ones in the episode that has ended.
+
+        Returns (policy, 1 won, 0.5 drawn or 0 lost) of each; nothing where none of either took part.
+        """
+        took_part = self.has_ended[own] & ~self.partial[own]
+        current = took_part & (self.snapshot[own] == CURRENT)
+        earlier = took_part & ~current
+        if not current.any() or not earlier.any():
+            return []
+        returns = self.episode_return[own]
+        result = 0.5 + 0.5 * float(np.sign(returns[current].mean() - returns[earlier].mean()))
+        return [(int(policy), result) for policy in self.policy[own][current]]
+
     def by_kind(self, chosen: np.ndarray) -> Iterator[tuple[int, Index, Index, np.ndarray]]:
         """For each kind with chosen agents ([M] bool): its number, these agents, their places in it, their slots.
 
@@ -258,21 +272,11 @@ class RolloutWorker:
         """Reset what is counted for an environment's agents and draw the policies they play."""
         own = slice(env * split.num_agents, (env + 1) * split.num_agents)
         if self.draws:
-            self.report_matches(split, own)
+            if results := split.match_results(own):
+                self.report(("matches", results))
             self.draw(split, env, own)
         split.fresh[own], split.has_ended[own], split.partial[own] = True, False, False
         split.episode_return[own] = split.episode_length[own] = 0
-
-    def report_matches(self, split: Split, own: slice) -> None:
-        """Report how the current policies did against earlier ones in the episode that has ended."""
-        took_part = split.has_ended[own] & ~split.partial[own]
-        current = took_part & (split.snapshot[own] == CURRENT)
-        earlier = took_part & ~current
-        if not current.any() or not earlier.any():
-            return
-        returns = split.episode_return[own]
-        result = 0.5 + 0.5 * float(np.sign(returns[current].mean() - returns[earlier].mean()))
-        self.report(("matches", [(int(policy), result) for policy in split.policy[own][current]]))
 
     def draw(self, split: Split, env: int, own: slice) -> None:
         """Draw the policies of an environment's agents, and give them their reward shaping."""

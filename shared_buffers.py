@@ -188,8 +188,7 @@ class SharedBuffers:
         self.env_steps = shared(cfg.num_workers + 1)
         self.policy_steps = shared(cfg.num_workers + 1, cfg.num_policies)  # decisions of the agents of each policy
         self.decisions_trained = shared(cfg.num_policies)  # for a learner that takes the place of another
-        self.goal = shared(1)  # no actions are asked for when so many env_steps were sampled
-        self.goal.fill_(torch.iinfo(torch.int64).max)
+        self.goal = torch.tensor([2**63 - 1]).share_memory_()  # env_steps after which no more actions are asked for
         # set once: learners leave their datasets after at most one more SGD step, the evaluator its episodes
         self.stopping = shared(dtype=torch.bool)
         self.training_over = shared(dtype=torch.bool)  # set once: no learner of any rank begins another dataset
@@ -197,8 +196,7 @@ class SharedBuffers:
         self._of_policies = shared(3, cfg.num_policies, dtype=torch.float64)
         self.best_score.fill_(-math.inf)
         # the settings of each policy that may change, in the order of `tunable`
-        self.settings = shared(cfg.num_policies, len(tunable(cfg)), dtype=torch.float64)
-        self.settings += torch.tensor([*tunable(cfg).values()], dtype=torch.float64)
+        self.settings = torch.tensor([[*tunable(cfg).values()]] * cfg.num_policies, dtype=torch.float64).share_memory_()
         offered = cfg.with_pbt and info.shaping is not None
         self.shaping_names = list(flatten_shaping(info.shaping)) if offered else []
         self.shaping = shared(cfg.num_policies, len(self.shaping_names), dtype=torch.float64)

@@ -123,7 +123,7 @@ class Trainer(Supervisor):
             """Tell the callback of a new row; return whether it asks for a stop."""
             nonlocal told
             row = self.records.row
-            if callback is None or row is told or failure:
+            if callback is None or row is told or "env_steps" not in row or failure:
                 return bool(failure)
             told = row
             try:

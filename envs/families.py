@@ -136,6 +136,8 @@ def _import(env_id: str, module: str) -> ModuleType:
         cure = (f"pip install {PACKAGES[root]}" if root in PACKAGES else
                 f"install {root}, or set PYTHONPATH to the folder of its file")
         raise UserError(f"--env={env_id}: there is no module '{error.name}'; {cure}") from error
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         raise UserError(f"--env={env_id}: module '{module}' cannot be imported: {where_and_why(error)}") from error
 

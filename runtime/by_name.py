@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 
+from envs.contract import where_and_why
 from runtime.user_error import UserError, nearest
 
 IMPORTED = ("algo", "model", "encoder", "core", "policy_mapping")  # settings that may name code, beside `env`
@@ -157,8 +158,11 @@ def find_function(flag: str, name: str) -> Callable:
     except ModuleNotFoundError as error:
         raise UserError(f"--{flag}={name}: there is no module '{error.name}'; run it from the folder of its file, or "
                         "set PYTHONPATH to that folder") from error
-    except (ImportError, ValueError) as error:
-        raise UserError(f"--{flag}={name}: module '{module_name}' cannot be imported: {error}") from error
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--{flag}={name}: module '{module_name}' cannot be imported: {where_and_why(error)}"
+                        ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UserError(f"--{flag}={name}: module '{module_name}' has no function or class '{attribute}'"

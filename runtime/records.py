@@ -179,13 +179,13 @@ class Records:
         if self.cfg.lr_schedule == "linear_decay" and goal > self.cfg.train_for_env_steps:
             self.log(f"the learning rate is 0 after {self.cfg.train_for_env_steps:,} env_steps, raise "
                      "train_for_env_steps to learn on")
-        self.goal, self.steps_at_row = goal, env_steps
+        self.goal, self.steps_at_row, self.row = goal, env_steps, {"mean_return": None}
         self.begun = self.last_row = time.monotonic()
 
     def end(self, env_steps: int) -> None:
         """Stop the clock of a call of train(), after a last row of what was done since the one before."""
         self.measure_memory()
-        if env_steps > self.steps_at_row or any(policy.training for policy in self.policies):
+        if "env_steps" not in self.row or any(policy.training for policy in self.policies):
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None

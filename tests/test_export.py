@@ -135,7 +135,7 @@ def test_the_command_writes_one_file_that_explains_itself(run_dir: Path, tmp_pat
     saved = load_saved(run_dir / "config.json")
     policy, env = make(saved.pop("env"), **saved)
     env.close()
-    policy.model.load_state_dict(load_checkpoint(find_policy(policy.algorithm.cfg, "best", 0))["model"])
+    policy.model.load_state_dict(load_checkpoint(find_policy(policy.algorithm.cfg, "best", 0)[0])["model"])
     with torch.no_grad():
         wanted = policy({"obs": torch.as_tensor(obs)})
     for name, value in wanted.items():

@@ -87,7 +87,7 @@ def test_a_callback_gets_each_report_changes_the_learning_rate_and_stops_the_tra
 
     with APPO("CartPole-v1", train_dir=str(tmp_path), lr_schedule="constant", learning_rate=1e-3, **SERIAL) as appo:
         appo.train(100_000, callback)
-        assert len(rows) == 5
+        assert 5 <= len(rows) <= 6  # the last one is of what was trained on when it was stopped
         assert [row["learning_rate"] for row in rows[:2]] == [1e-3, 1e-3]
         assert rows[-1]["learning_rate"] == 2e-4
         written = [json.loads(line) for line in (appo.cfg.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -270,7 +270,7 @@ def test_every_encoder_name_of_asynrl_means_one_of_ours() -> None:
     ({"env": 5}, "^env is a int; give an id"),
     ({"policy_kwargs": {"num_workers": 3}, "num_workers": 2}, "^num_workers is given twice"),
     ({"policy_kwargs": {"num_worker": 3}}, r"^unknown setting num_worker \(did you mean num_workers\?\)"),
-    ({"env_kwargs": {"size": 7}}, "^--env=CartPole-v1 cannot be made with --env_kwargs=.*'size'"),
+    ({"env_kwargs": {"size": 7}}, "^--env=CartPole-v1: .*takes no argument size"),
     ({"env_kwargs": {"size": np.zeros(3)}}, "^env_kwargs must be what JSON can hold")])
 def test_arguments_that_cannot_be_are_refused_in_one_line(tmp_path: Path, arguments: dict[str, Any],
                                                           complaint: str) -> None:

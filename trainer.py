@@ -2,13 +2,12 @@
 
     from appo import APPO, load
 
-    if __name__ == "__main__":
-        with APPO("CartPole-v1", learning_rate=1e-3) as appo:
-            print(appo.train(50_000)["mean_return"])
-            parameters = appo.get_parameters()          # {policy: {name: tensor}}
-            appo.set_parameters(parameters)
-            action, _ = appo.predict([0.0, 0.1, 0.0, 0.1])
-        policy = load("train_dir/CartPole-v1")          # plays without starting a process
+    with APPO("CartPole-v1", experiment="first", learning_rate=1e-3) as appo:
+        print(appo.train(50_000)["mean_return"])
+        parameters = appo.get_parameters()          # {policy: {name: tensor}}
+        appo.set_parameters(parameters)
+        action, _ = appo.predict([0.0, 0.1, 0.0, 0.1])
+    policy = load("train_dir/first")                # plays without starting a process
 
 `Trainer` adds to `supervisor.Supervisor` what a person calls; each algorithm has a subclass, `appo.APPO` and so on.
 The arguments `encoder`, `encodersubtype` and `policy_kwargs` are those of AsynRL. Read next: `supervisor.py`.

@@ -105,25 +105,3 @@ def test_a_function_is_found_under_the_name_it_is_given() -> None:
 def test_a_name_that_leads_nowhere_is_refused_with_one_line(name: str, complaint: str) -> None:
     with pytest.raises(UserError, match=f"^--encoder={name}: .*{complaint}.*$"):
         find_function("encoder", name)
-
-
-SHORT = '''
-import runpy, sys
-import trainer
-
-train = trainer.Trainer.train
-trainer.Trainer.train = lambda self, steps, **more: train(self, 600, **more)  # of each call
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        runpy.run_module(f"examples.{name}", run_name="__main__", alter_sys=True)
-'''
-
-
-def test_the_examples_of_the_class_run(tmp_path: Path) -> None:
-    (tmp_path / "short.py").write_text(SHORT)
-    result = run(tmp_path, "short.py", "averaged_parameters", "changed_learning_rate", "env_with_arguments",
-                 "population")
-    assert (result.returncode, result.stderr) == (0, "")
-    for said in ("returns before the mean was taken", "env_steps, return", "the first lamp that is on", "of the best"):
-        assert said in result.stdout
-    assert (tmp_path / "best_of_four.pt").is_file()

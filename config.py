@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from runtime.by_name import find_function
 from runtime.container import cpu_cores
 from runtime.files import save_settings
+from runtime.sample_factory import check_values, unknown_name
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
@@ -77,8 +78,8 @@ class Config:
     restart_behavior: str = option(
         "resume", "run", "if the run's folder exists: resume it; restart (rename it to ..._old and begin anew); "
         "overwrite (delete it and begin anew)", ("resume", "restart", "overwrite"))
-    train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step()), "
-                                      "of all environments, resumes included", bounds=POSITIVE)
+    train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step(), not "
+                                      "frames), of all environments, resumes included", bounds=POSITIVE)
     train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes included",
                                       bounds=POSITIVE)
     trust_run: bool = option(False, "run", "import the code that the settings of a resumed run name, though the "
@@ -188,6 +189,8 @@ class Config:
                                                      bounds=POSITIVE)
     with_pbt: bool = option(False, "population", "population-based training: replace bad policies by good ones and "
                             "mutate their settings")
+    pbt_target_objective: str = option("true_objective", "population", "key of the info of an episode's last step that "
+                                       "policies are ranked by; without it their returns are")
     pbt_period_env_steps: int = option(5_000_000, "population", "decisions of all agents of a policy between two of "
                                        "its updates", bounds=POSITIVE)
     pbt_start_mutation: int = option(20_000_000, "population", "decisions of all agents of a policy before its first "
@@ -357,7 +360,7 @@ def _validate_model(c: Config) -> None:
         if not all(isinstance(size, int) and size > 0 for size in getattr(c, name)):
             raise UserError(f"--{name} must be positive layer sizes")
     if c.recurrence and not (c.use_rnn or c.core or c.model):
-        raise UserError(f"--recurrence={c.recurrence} needs a policy with a memory; add --use_rnn")
+        raise UserError(f"--recurrence={c.recurrence} needs a policy with a memory; add --use_rnn, or leave it out")
     if c.normalize_input_keys and not c.normalize_input:
         raise UserError("--normalize_input_keys needs --normalize_input=True")
     if c.rollout % c.bptt_steps:
@@ -412,10 +415,11 @@ def make_config(*layers: Mapping[str, Any]) -> Config:
     merged["algo"] = canonical_algo(merged.get("algo", Config.algo))
     settings = algorithm_class(merged["algo"]).Settings
     fields = {field.name: field for field in dataclasses.fields(settings)}
+    check_values(merged)
     for name, value in merged.items():
         if name not in fields:
             check_other_algorithms(name, merged["algo"])
-            raise UserError(f"unknown setting {name}{nearest(name, fields)}")
+            raise UserError(f"unknown setting {name}{unknown_name(name, fields)}")
         if typing.get_origin(fields[name].type) is tuple and isinstance(value, list):
             merged[name] = tuple(value)
     return settings(**merged)

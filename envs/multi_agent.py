@@ -26,6 +26,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from envs.flat_spaces import ACTION_MASK, flatten_mask, random_action
 from envs.vector_env import (
+    TRUE_OBJECTIVE,
     AgentKind,
     Ahead,
     Step,
@@ -117,8 +118,9 @@ class ParallelVectorEnv(VectorEnv):
 
     plays_ahead = True
 
-    def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False) -> None:
-        self.name, self.num_envs = name, num_envs
+    def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False,
+                 objective: str = TRUE_OBJECTIVE) -> None:
+        self.name, self.num_envs, self._objective = name, num_envs, objective
         self._envs = [make_env() for _ in range(num_envs)]
         first = self._envs[0]
         self.agents = [str(agent) for agent in first.possible_agents]
@@ -226,7 +228,8 @@ class ParallelVectorEnv(VectorEnv):
                 terminated[m] = ended.get(agent, False) or (vanished and agent in left)
                 truncated[m] = cut.get(agent, False)
                 with naming_failures(self.name, self.seeds[i], self.num_steps, "step"):
-                    rewards[m], objectives[m] = reward.get(agent, 0.0), read_objective(info)
+                    rewards[m] = reward.get(agent, 0.0)
+                    objectives[m] = read_objective(info, self._objective)
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
                     kind = self.kinds[kind_number]

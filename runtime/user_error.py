@@ -3,6 +3,7 @@
 import difflib
 import traceback
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def closest(word: str, known: Iterable[str], *, shortened: bool = True) -> str |
     as_long = [name for name in names if abs(len(name) - len(word)) <= MAX_DIFFERENCE]
     longer = [name for name in names if name.startswith(word) or name.endswith(word)]
     close = difflib.get_close_matches(word, as_long, n=1, cutoff=SIMILAR)
+    if not close and len(word) >= SHORTEST:
+        close = [name for name in as_long if sum(a != b for a, b in zip_longest(name, word)) == 1]
     if not close and shortened and len(word) >= SHORTEST and len(longer) == 1:
         close = longer
     return names[close[0]] if close else None

@@ -21,6 +21,7 @@ from runtime.user_error import UserError, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
 BEYOND_SEC = 180.0  # to start, to stop, to compile what JAX compiles
+NOW = ("--decorrelate_experience_max_seconds", "0")  # no seconds of play before the training
 
 
 class Entry(NamedTuple):
@@ -41,7 +42,7 @@ ENTRIES = [
     Entry("gymnasium-robotics==1.4.2", "PointMaze_UMaze-v3"),
     Entry("gymnasium-robotics==1.4.2", "FetchReach-v4"),
     Entry("gymnasium-robotics==1.4.2", "AdroitHandHammer-v1"),
-    Entry("metaworld==3.1.1", f"{MAKERS}:reach"),
+    Entry("metaworld==3.1.1", f"{MAKERS}:reach", "--num_envs_per_worker 2"),
     Entry("gym-xarm==0.1.1", "gym_xarm/XarmLift-v0"),
     Entry("gym-aloha==0.1.5", "gym_aloha/AlohaInsertion-v0"),
     Entry("gym-hil==0.1.14", "gym_hil/PandaPickCube-v0"),
@@ -73,10 +74,10 @@ SPACES = """
 import json, sys
 from config import make_config
 from envs.families import probe, profile
-kinds = probe(make_config(profile(sys.argv[1], {}), {"env": sys.argv[1], "num_envs_per_worker": 1,
-              "worker_num_splits": 1})).kinds
-print(json.dumps([[{name: [str(leaf.dtype), *leaf.shape] for name, leaf in obs.items()}, str(actions)]
-                  for obs, actions in kinds]))
+for env in sys.argv[1:]:
+    kinds = probe(make_config(profile(env, {}), {"env": env})).kinds
+    print(json.dumps([[{name: [str(leaf.dtype), *leaf.shape] for name, leaf in obs.items()}, str(actions)]
+                      for obs, actions in kinds]), flush=True)
 """
 
 
@@ -87,22 +88,35 @@ def name_of(entry: Entry) -> str:
 
 def try_entry(entry: Entry, python: str, seconds: float) -> dict[str, Any]:
     """Train an environment for some seconds; return what came of it."""
-    env = dict(os.environ) if "DISPLAY" in os.environ else {"MUJOCO_GL": "egl"} | os.environ
     with tempfile.TemporaryDirectory() as folder:
         command = [python, str(ROOT / "train.py"), "--env", entry.env, "--train_dir", folder, "--experiment", "survey",
-                   "--train_for_seconds", str(seconds), *shlex.split(entry.flags)]
-        run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False,
-                             timeout=seconds + BEYOND_SEC)
-        result = {"package": entry.package, "env": entry.env, "flags": entry.flags, "status": run.returncode}
+                   "--train_for_seconds", str(seconds), *NOW, *shlex.split(entry.flags)]
+        result = {"package": entry.package, "env": entry.env, "flags": entry.flags, "status": 1}
+        try:
+            run = subprocess.run(command, cwd=ROOT, env=drawing(), capture_output=True, text=True, check=False,
+                                 timeout=seconds + BEYOND_SEC)
+        except subprocess.TimeoutExpired as error:
+            return result | {"why_not": f"it had not ended after {error.timeout:g} s"}
+        result["status"] = run.returncode
         if run.returncode:
             return result | {"why_not": run.stderr.strip().splitlines()[-1].removeprefix("train.py: ")}
         summary = json.loads((Path(folder) / "survey/summary.json").read_text())
-    shown = subprocess.run([python, "-c", SPACES, entry.env], cwd=ROOT, env=env, capture_output=True, text=True,
-                           check=True, timeout=BEYOND_SEC)
-    (obs, actions), *_ = json.loads(shown.stdout.splitlines()[-1])
-    return result | {"obs": obs, "actions": actions, "env_steps": summary["env_steps"],
-                     "per_sec": summary["env_steps"] / summary["wall_sec"], "episodes": summary["num_episodes"],
-                     "mean_return": summary["mean_return"][0]}
+    return result | {"env_steps": summary["env_steps"], "per_sec": summary["env_steps"] / summary["wall_sec"],
+                     "episodes": summary["num_episodes"], "mean_return": summary["mean_return"][0]}
+
+
+def add_spaces(rows: list[dict[str, Any]], python: str) -> None:
+    """Add the spaces of environments that were trained, seen by a process of their own."""
+    shown = subprocess.run([python, "-c", SPACES, *(row["env"] for row in rows)], cwd=ROOT, env=drawing(),
+                           capture_output=True, text=True, check=False, timeout=BEYOND_SEC + len(rows))
+    lines = [line for line in shown.stdout.splitlines() if line.startswith("[[{")]
+    for row, line in zip(rows, lines, strict=False):  # fewer when one has ended the process
+        (row["obs"], row["actions"]), *_ = json.loads(line)
+
+
+def drawing() -> dict[str, str]:
+    """Return the variables of this process, and how MuJoCo draws without a display."""
+    return dict(os.environ) if "DISPLAY" in os.environ else {"MUJOCO_GL": "egl"} | os.environ
 
 
 def make_table(results: Iterable[dict[str, Any]], seconds: float) -> str:
@@ -124,9 +138,9 @@ def make_table(results: Iterable[dict[str, Any]], seconds: float) -> str:
             lines.append(f"| {row['package']} | {name} | | | {_cell(row['why_not'])} |")
             continue
         obs = ", ".join(f"{leaf} {'x'.join(map(str, shape)) or 1} {dtype}".removeprefix("obs ")
-                        for leaf, (dtype, *shape) in row["obs"].items())
+                        for leaf, (dtype, *shape) in row.get("obs", {}).items())
         score = "no episode ended" if row["mean_return"] is None else f"mean return {row['mean_return']:.4g}"
-        lines.append(f"| {row['package']} | {name} | {obs} | {_cell(row['actions'])} | "
+        lines.append(f"| {row['package']} | {name} | {obs} | {_cell(row.get('actions', ''))} | "
                      f"{row['per_sec']:,.0f} env_steps/s, {score} |")
     return "\n".join(lines) + "\n"
 
@@ -144,11 +158,12 @@ def survey(args: argparse.Namespace) -> None:
     lines = args.output.with_suffix(".jsonl")
     known = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     results = {row["env"]: row for row in known}
-    for entry in ENTRIES:
-        if args.packages and name_of(entry) not in args.packages:
-            continue
+    chosen = [entry for entry in ENTRIES if not args.packages or name_of(entry) in args.packages]
+    for entry in chosen:
         results[entry.env] = try_entry(entry, args.python, args.seconds)
         print(json.dumps(results[entry.env]), flush=True)
+        if entry == chosen[-1]:
+            add_spaces([results[tried.env] for tried in chosen if results[tried.env]["status"] == 0], args.python)
         ordered = [results[other.env] for other in ENTRIES if other.env in results]
         lines.write_text("".join(json.dumps(row) + "\n" for row in ordered))
         args.output.write_text(make_table(ordered, args.seconds))

@@ -33,8 +33,10 @@ class Entry(NamedTuple):
 
 
 MAKERS = "examples.third_party_envs"
+SMALL = "--encoder_conv_architecture convnet_small"  # for pictures of a few cells
+FEW = "--num_envs_per_worker 2"  # each takes seconds to be made
 ENTRIES = [
-    Entry("minatar==1.0.15", "MinAtar/Breakout-v1"), Entry("minatar==1.0.15", "MinAtar/SpaceInvaders-v1"),
+    Entry("minatar==1.0.15", "MinAtar/Breakout-v1", SMALL), Entry("minatar==1.0.15", "MinAtar/SpaceInvaders-v1", SMALL),
     Entry("popgym==1.0.7", "popgym-RepeatFirstEasy-v0", "--use_rnn"),
     Entry("crafter==1.8.3 ruamel.yaml==0.19.1", f"{MAKERS}:crafter"),
     Entry("shimmy[dm-control]==2.0.1 dm_control==1.0.28", "dm_control/cartpole-swingup-v0"),
@@ -42,7 +44,7 @@ ENTRIES = [
     Entry("gymnasium-robotics==1.4.2", "PointMaze_UMaze-v3"),
     Entry("gymnasium-robotics==1.4.2", "FetchReach-v4"),
     Entry("gymnasium-robotics==1.4.2", "AdroitHandHammer-v1"),
-    Entry("metaworld==3.1.1", f"{MAKERS}:reach", "--num_envs_per_worker 2"),
+    Entry("metaworld==3.1.1", f"{MAKERS}:reach", FEW),
     Entry("gym-xarm==0.1.1", "gym_xarm/XarmLift-v0"),
     Entry("gym-aloha==0.1.5", "gym_aloha/AlohaInsertion-v0"),
     Entry("gym-hil==0.1.14", "gym_hil/PandaPickCube-v0"),
@@ -53,15 +55,16 @@ ENTRIES = [
     Entry("gym-electric-motor==3.0.3", "gym_electric_motor:Cont-SC-PermExDc-v0"),
     Entry("highway-env==1.12.1", "highway-fast-v0"), Entry("highway-env==1.12.1", "highway_env:parking-v0"),
     Entry("flappy-bird-gymnasium==0.4.0", "FlappyBird-v0"),
-    Entry("gymnasium-snake-game==0.2.1", "gymnasium_snake_game:Snake-v1"),
-    Entry("gymnasium-2048==0.1.2", "gymnasium_2048/TwentyFortyEight-v0"),
+    Entry("gymnasium-snake-game==0.2.1", "gymnasium_snake_game:Snake-v1", SMALL),
+    Entry("gymnasium-2048==0.1.2", "gymnasium_2048/TwentyFortyEight-v0", SMALL),
     Entry("memory-gym==1.0.2", "memory_gym:MortarMayhem-v0", "--use_rnn"),
-    Entry("tetris-gymnasium==0.3.1", "tetris_gymnasium/Tetris"),
+    Entry("tetris-gymnasium==0.3.1", "tetris_gymnasium/Tetris", SMALL),
     Entry("gym-simplegrid==1.1.0", "gym_simplegrid:SimpleGrid-4x4-v0"),
     Entry("gym-anytrading==2.0.0", "gym_anytrading:stocks-v0"),
     Entry("mo-gymnasium==1.3.2", f"{MAKERS}:deep_sea"),
     Entry("mo-gymnasium==1.3.2", "mo_gymnasium:deep-sea-treasure-v0"),
-    Entry("jumanji==1.1.2", f"{MAKERS}:snake"), Entry("gymnax==0.0.9", f"{MAKERS}:catch"),
+    Entry("jumanji==1.1.2", f"{MAKERS}:snake", f"{SMALL} {FEW}"),
+    Entry("gymnax==0.0.9", f"{MAKERS}:catch", FEW),
     Entry("stable-retro==1.0.1", f"{MAKERS}:airstriker", "--num_envs_per_worker 1"),
     Entry("lbforaging==2.0.0", "Foraging-8x8-2p-3f-v3"), Entry("rware==2.0.0", "rware-tiny-2ag-v2"),
     Entry("miniworld==2.1.0", "MiniWorld-OneRoom-v0"), Entry("sumo-rl==1.4.5", "sumo_rl:sumo-rl-v0"),
@@ -126,9 +129,9 @@ def make_table(results: Iterable[dict[str, Any]], seconds: float) -> str:
     packages = {row["package"] for row in works}
     lines = [
         "# Environments of other packages", "",
-        f"Each was trained for {seconds:g} seconds by naming it, `python train.py --env ...`, with default settings: "
-        f"{len(works)} of {len(rows)} run, from {len(packages)} packages. The others say in "
-        "one line why not. `python -m tools.survey` does it again.", "",
+        f"Each was trained for {seconds:g} seconds by naming it, `python train.py --env ...`, with the "
+        f"flags that are shown and without decorrelated starts: {len(works)} of {len(rows)} run, from {len(packages)} "
+        "packages. The others say in one line why not. `python -m tools.survey` does it again.", "",
         "The mean return is that of the last 100 episodes, after so short a time; it shows that episodes end and are "
         "counted, not how well the task can be learned. The speed was measured beside other work.", "",
         "| package | `--env` | observations | actions | result |", "| --- | --- | --- | --- | --- |"]

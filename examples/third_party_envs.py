@@ -85,7 +85,7 @@ def reach():
 def airstriker():
     import stable_retro
 
-    return stable_retro.make("Airstriker-Genesis-v0")
+    return stable_retro.make("Airstriker-Genesis-v0", render_mode="rgb_array")  # "human" needs a display
 
 
 def deep_sea(weights=(0.9, 0.1)):

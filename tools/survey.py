@@ -102,7 +102,8 @@ def try_entry(entry: Entry, python: str, seconds: float) -> dict[str, Any]:
             return result | {"why_not": f"it had not ended after {error.timeout:g} s"}
         result["status"] = run.returncode
         if run.returncode:
-            return result | {"why_not": run.stderr.strip().splitlines()[-1].removeprefix("train.py: ")}
+            last = run.stderr.strip().splitlines()[-1].removeprefix("train.py: ")
+            return result | {"why_not": last.removeprefix("runtime.user_error.EnvironmentFailure: ")}
         summary = json.loads((Path(folder) / "survey/summary.json").read_text())
     return result | {"env_steps": summary["env_steps"], "per_sec": summary["env_steps"] / summary["wall_sec"],
                      "episodes": summary["num_episodes"], "mean_return": summary["mean_return"][0]}

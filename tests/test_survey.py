@@ -40,8 +40,8 @@ def test_packages_that_are_named_are_tried_and_the_rows_of_others_are_kept(tried
     text = table.read_text()
     assert "2 of 3 run, from 1 packages" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
-    assert rows[0] == ("| minatar==1.0.15 | `MinAtar/Breakout-v1` | 10x10x4 float32, clock 1 int64 | Discrete(3) | "
-                       "1,234 env_steps/s, mean return 0.5 |")
+    assert rows[0].startswith("| minatar==1.0.15 | `MinAtar/Breakout-v1`")
+    assert rows[0].endswith("| 10x10x4 float32, clock 1 int64 | Discrete(3) | 1,234 env_steps/s, mean return 0.5 |")
     assert rows[2] == "| rware==2.0.0 | `rware-tiny-2ag-v2` | | | there is \\| no module |"
     assert len([json.loads(line) for line in table.with_suffix(".jsonl").read_text().splitlines()]) == 3
 

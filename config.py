@@ -22,6 +22,7 @@ from runtime.by_name import NO_MODULE, find_function
 from runtime.container import cpu_cores
 from runtime.files import check_name, save_settings
 from runtime.own_modules import OWN_MODULES
+from runtime.sample_factory import check_values, unknown_name
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
@@ -82,8 +83,8 @@ class Config:
         "serial_mode, trace_sec, learner_threads, policy_workers_per_policy, set_workers_cpu_affinity and trust_run); "
         "restart (rename it to ..._old and begin anew); overwrite (delete it and begin anew)",
         ("resume", "restart", "overwrite"))
-    train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step()), "
-                                      "of all environments, resumes included", bounds=POSITIVE)
+    train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step(), not "
+                                      "frames), of all environments, resumes included", bounds=POSITIVE)
     train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes included",
                                       bounds=POSITIVE)
     trust_run: bool = option(False, "run", "import the code that the settings of a resumed run name, though the "
@@ -193,6 +194,8 @@ class Config:
                                                      bounds=POSITIVE)
     with_pbt: bool = option(False, "population", "population-based training: replace bad policies by good ones and "
                             "mutate their settings")
+    pbt_target_objective: str = option("true_objective", "population", "key of the info of an episode's last step that "
+                                       "policies are ranked by; without it their returns are")
     pbt_period_env_steps: int = option(5_000_000, "population", "decisions of all agents of a policy between two of "
                                        "its updates", bounds=POSITIVE)
     pbt_start_mutation: int = option(20_000_000, "population", "decisions of all agents of a policy before its first "
@@ -247,7 +250,8 @@ class Config:
 
     @property
     def env_arguments(self) -> dict[str, Any]:
-        return json.loads(self.env_kwargs or "{}")
+        with contextlib.suppress(ValueError):
+            return json.loads(self.env_kwargs or "{}")
 
     @property
     def envs_per_split(self) -> int:
@@ -325,11 +329,7 @@ def _validate(c: Config) -> None:
     for name in ("encoder", "core", "model", "policy_mapping"):
         if getattr(c, name) and getattr(c, name).count(":") != 1:
             raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:my_{name}")
-    try:
-        is_object = isinstance(c.env_arguments, dict)
-    except ValueError:
-        is_object = False
-    if not is_object:
+    if not isinstance(c.env_arguments, dict):
         raise UserError(f"--env_kwargs={c.env_kwargs} is no JSON object; write it as '{{\"size\": 7}}'")
     if c.seed > MAX_SEED:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
@@ -384,7 +384,7 @@ def _validate_model(c: Config) -> None:
         if not all(isinstance(size, int) and size > 0 for size in getattr(c, name)):
             raise UserError(f"--{name} must be positive layer sizes")
     if c.recurrence and not (c.use_rnn or c.core or c.model):
-        raise UserError(f"--recurrence={c.recurrence} needs a policy with a memory; add --use_rnn")
+        raise UserError(f"--recurrence={c.recurrence} needs a policy with a memory; add --use_rnn, or leave it out")
     if c.normalize_input_keys and not c.normalize_input:
         raise UserError("--normalize_input_keys needs --normalize_input=True")
     if c.rollout % c.bptt_steps:
@@ -440,10 +440,11 @@ def make_config(*layers: Mapping[str, Any]) -> Config:
     merged["algo"] = canonical_algo(merged.get("algo", Config.algo))
     settings = algorithm_class(merged["algo"]).Settings
     fields = {field.name: field for field in dataclasses.fields(settings)}
+    check_values(merged)
     for name, value in merged.items():
         if name not in fields:
             check_other_algorithms(name, merged["algo"])
-            raise UserError(f"unknown setting {name}{nearest(name, fields)}")
+            raise UserError(f"unknown setting {name}{unknown_name(name, fields)}")
         if typing.get_origin(fields[name].type) is tuple and isinstance(value, list):
             merged[name] = tuple(value)
     return settings(**merged)

@@ -11,14 +11,13 @@ adds how it learns well (`appo.PROFILES`), and `runtime/machine.py` makes settin
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -29,13 +28,15 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from config import Config, algorithm_class
-from envs.contract import BrokenContract, check_env, naming_failures, where_and_why, wrong_arguments
+from envs.contract import BrokenContract, check_env, naming_failures, wrong_arguments
 from envs.flat_spaces import ACTION_MASK, random_row
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
 from envs.resizing import ResizedAgents, resize_images
+from envs.third_party import PACKAGES, explain_package, import_for, nearest_id, registering_module
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
-from runtime.by_name import Named, check_importable, import_module
+from runtime.by_name import Named, check_importable
 from runtime.machine import automatic, this_machine
+from runtime.sample_factory import other_name
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
 from runtime.user_error import EnvironmentFailure, UserError
@@ -73,13 +74,6 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
 }
 
-# the module that registers the environments whose id begins so
-REGISTERED_BY = {"Vizdoom": "vizdoom.gymnasium_wrapper", "MiniGrid": "minigrid", "BabyAI": "minigrid"}
-
-# the package that brings a missing module
-PACKAGES = {"ale_py": "ale-py", "mujoco": "'gymnasium[mujoco]'", "Box2D": "'gymnasium[box2d]'",
-            "minigrid": "minigrid", "vizdoom": "vizdoom", "pettingzoo": "pettingzoo"}
-
 # what the C++ implementation of Atari knows of `--env_kwargs`; with others gymnasium's wrappers play
 ATARI_VECTOR_KWARGS = {"repeat_action_probability", "full_action_space", "max_num_frames_per_episode"}
 LARGE_OBSERVATIONS = ("atari", "vizdoom")
@@ -105,41 +99,27 @@ def find_spec(env_id: str) -> EnvSpec:
     check_importable("env", env_id)
     if env_id.startswith(PREFIX):
         return EnvSpec(id=env_id.removeprefix(PREFIX), entry_point=pettingzoo_maker(env_id))
-    atari = ""
-    try:
+    with contextlib.suppress(ImportError):
         gym.register_envs(importlib.import_module("ale_py"))
-    except ImportError:
-        atari = "; Atari games need: pip install ale-py"
-    for beginning, module in REGISTERED_BY.items():
-        if env_id.startswith(beginning):
-            _import(env_id, module)
     module, _, name = env_id.rpartition(":")
     functions: dict[str, Callable] = {}
     if ":" in env_id:
-        functions = {key: value for key, value in vars(_import(env_id, module)).items() if callable(value)}
+        functions = {key: value for key, value in vars(import_for(env_id, module)).items() if callable(value)}
         if name in functions:
             return EnvSpec(id=name, entry_point=functions[name])
+    elif name not in gym.registry and (module := registering_module(name)):
+        import_for(env_id, module)
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        known = {spec_id.lower(): spec_id for spec_id in (*gym.registry, *functions)}
-        close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-        hint = f"; did you mean {', '.join(known[spec_id] for spec_id in close)}?" if close else ""
-        raise UserError(f"--env={env_id} is unknown{hint}{atari}") from error
+        raise UserError(f"--env={env_id} is unknown{explain_unknown(env_id, functions)}") from error
 
 
-def _import(env_id: str, module: str) -> ModuleType:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        root = error.name.split(".")[0]
-        cure = (f"pip install {PACKAGES[root]}" if root in PACKAGES else
-                f"install {root}, or set PYTHONPATH to the folder of its file")
-        raise UserError(f"--env={env_id}: there is no module '{error.name}'; {cure}") from error
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(f"--env={env_id}: module '{module}' cannot be imported: {where_and_why(error)}") from error
+def explain_unknown(env_id: str, functions: Mapping[str, Callable]) -> str:
+    """Say what to type instead of an unknown id, if anything comes near it."""
+    known = [*gym.registry, *functions]
+    hint = other_name(env_id) or explain_package(env_id) or nearest_id(env_id.rpartition(":")[2], known)
+    return hint + ("" if "ale_py" in sys.modules else "; Atari games need: pip install ale-py")
 
 
 def family(env_id: str) -> str:
@@ -199,10 +179,10 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     try:
         if cfg.env.startswith(PREFIX) or makes_parallel_env(spec):
             env = ParallelVectorEnv(lambda: parallel_env(cfg, spec, render_mode), num_envs, cfg.env,
-                                    squash_actions=cfg.squash_actions)
+                                    squash_actions=cfg.squash_actions, objective=cfg.pbt_target_objective)
         else:
             env = GymVectorEnv(gym_vector_env(cfg, spec, kind, num_envs, render_mode), cfg.env,
-                               squash_actions=cfg.squash_actions)
+                               squash_actions=cfg.squash_actions, objective=cfg.pbt_target_objective)
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"--env={cfg.env}: {str(error).splitlines()[0]}") from error
     except ModuleNotFoundError as error:
@@ -230,7 +210,8 @@ def gym_vector_env(cfg: Config, spec: EnvSpec, kind: str, num_envs: int, render_
         return _atari_vector(cfg, spec, num_envs)
     if spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
         return OneSeed(gym.make_vec(spec, num_envs=num_envs))
-    return SyncVectorEnv([lambda: Guard(gym_env(cfg, spec, kind, render_mode), cfg.env)] * num_envs)
+    return SyncVectorEnv([lambda: Guard(gym_env(cfg, spec, kind, render_mode), cfg.env, cfg.pbt_target_objective)]
+                         * num_envs)
 
 
 def gym_env(cfg: Config, spec: EnvSpec, kind: str, render_mode: str | None) -> gym.Env:

@@ -26,6 +26,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from envs.contract import (
     RETURNS_OF_SEVERAL,
+    TRUE_OBJECTIVE,
     BrokenContract,
     brief,
     check_space,
@@ -121,8 +122,9 @@ class ParallelVectorEnv(VectorEnv):
 
     plays_ahead = True
 
-    def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False) -> None:
-        self.name, self.num_envs = name, num_envs
+    def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False,
+                 objective: str = TRUE_OBJECTIVE) -> None:
+        self.name, self.num_envs, self._objective = name, num_envs, objective
         self._envs = [make_env() for _ in range(num_envs)]
         first = self._envs[0]
         self.agents = [str(agent) for agent in first.possible_agents]
@@ -251,7 +253,7 @@ class ParallelVectorEnv(VectorEnv):
                 terminated[m] = ended.get(agent, False) or (vanished and agent in left)
                 truncated[m] = cut.get(agent, False)
                 with self._naming("step", i):
-                    objectives[m] = read_objective(info)
+                    objectives[m] = read_objective(info, self._objective)
                     try:
                         rewards[m] = reward.get(agent, 0.0)
                     except (TypeError, ValueError):

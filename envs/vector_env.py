@@ -58,7 +58,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # [M] bool
     active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
     was_reset: np.ndarray  # [N] bool: this step only reset the environment
-    objectives: np.ndarray  # [M] float: info["true_objective"], nan where there is none
+    objectives: np.ndarray  # [M] float: what the info tells as --pbt_target_objective; nan where it does not
 
 
 MAX_STEPS_AHEAD = 100_000  # of an episode that does not end
@@ -278,11 +278,12 @@ def describe(env: VectorEnv) -> EnvInfo:
 class GymVectorEnv(VectorEnv):
     """A gymnasium vector environment whose reset() takes a list of seeds: one agent in each environment."""
 
-    def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False) -> None:
+    def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False,
+                 objective: str = TRUE_OBJECTIVE) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"the vector environment resets in mode {mode}; NEXT_STEP is needed")
-        self._env, self.name = env, name
+        self._env, self.name, self._objective = env, name, objective
         self.num_envs = env.num_envs
         self.frames_per_sec = env.metadata.get("render_fps") or VectorEnv.frames_per_sec
         self.agents, self.kind_of_agent = ["agent"], [0]
@@ -338,8 +339,8 @@ class GymVectorEnv(VectorEnv):
             # no action follows; but a target across a time limit takes the best one that is allowed
             flat[ACTION_MASK][terminated | (truncated & self.kind.forbids_all(flat[ACTION_MASK]))] = True
         objectives = np.full(self.num_envs, np.nan)
-        if TRUE_OBJECTIVE in info:
-            objectives = np.where(info[f"_{TRUE_OBJECTIVE}"], info[TRUE_OBJECTIVE], np.nan)
+        if (key := self._objective) in info:
+            objectives = np.where(info.get(f"_{key}", True), info[key], np.nan)
         return self._checked(Step([flat], rewards, terminated, truncated, ~over, was_reset, objectives))
 
     def default_shapings(self) -> list[Any]:
@@ -367,10 +368,11 @@ class Guard(gym.Wrapper):
     for the first one, and fails where types or shapes differ.
     """
 
-    def __init__(self, env: gym.Env, name: str) -> None:
+    def __init__(self, env: gym.Env, name: str, objective: str = TRUE_OBJECTIVE) -> None:
         for what in ("observation_space", "action_space"):
             find_space(env, what)
         super().__init__(env)
+        self._objective = objective
         self._name, self._first_seed, self._num_steps = name, None, 0
         self.ahead: Ahead | None = None  # to be played in the next reset
         self.shown: list[Any] = []  # the last observation, if there was one
@@ -412,6 +414,6 @@ class Guard(gym.Wrapper):
             passed: dict[str, Any] = {}
             if (mask := info.get(ACTION_MASK)) is not None:
                 passed[ACTION_MASK] = flatten_mask(mask)
-            if not np.isnan(objective := read_objective(info)):
-                passed[TRUE_OBJECTIVE] = objective
+            if not np.isnan(objective := read_objective(info, self._objective)):
+                passed[self._objective] = objective
             return *rest, passed

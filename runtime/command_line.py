@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from config import Config, algorithm_class, check_other_algorithms
-from runtime.user_error import UserError, nearest
+from config import ALGORITHMS, Config, algorithm_class, check_other_algorithms
+from runtime.sample_factory import check_values, unknown_name
+from runtime.user_error import UserError
 
 MAX_METAVAR = 40  # characters of all choices of a setting; more would not fit into a line
 
@@ -52,11 +53,25 @@ class OneLineParser(argparse.ArgumentParser):
         known, unknown = self.parse_known_args(argv)
         if unknown:
             flag = unknown[0].split("=")[0]
-            if self.algo:
-                check_other_algorithms(flag.removeprefix("--"), self.algo)
-            flags = [f for action in self._actions for f in action.option_strings]
-            raise UserError(f"unknown argument {flag}{nearest(flag, flags)}")
+            self._refuse(flag, flag.removeprefix("--"))
+        check_values(vars(known))
         return known
+
+    def _refuse(self, flag: str, name: str) -> typing.NoReturn:
+        flags = [f for action in self._actions for f in action.option_strings]
+        hint = unknown_name(name, flags, "--") if flag.startswith("-") else "; name an environment with --env"
+        if not hint.startswith(":"):
+            if self.algo:
+                check_other_algorithms(name, self.algo)
+            elif is_setting(name):
+                hint = ": it belongs to the training; leave it out"
+        raise UserError(f"unknown argument {flag}{hint}")
+
+
+def is_setting(name: str) -> bool:
+    """Tell whether a flag is one of train.py's."""
+    return any(name == field.name for algo in ALGORITHMS
+               for field in dataclasses.fields(algorithm_class(algo).Settings))
 
 
 def algo_of(argv: Sequence[str]) -> str:

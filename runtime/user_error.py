@@ -5,10 +5,14 @@ import itertools
 import os
 import traceback
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 ENVS = Path(__file__).parent.parent / "envs"
+SIMILAR = 0.8  # share of the letters that two words have in common, in order, which makes them alike
+MAX_DIFFERENCE = 2  # letters that one of them may be longer
+SHORTEST = 4  # letters of an abbreviation
 
 
 class UserError(Exception):
@@ -19,9 +23,29 @@ class UserError(Exception):
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:
-    """Return ' (did you mean X?)' for the known word closest to a misspelled one, else an empty string."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+    """Return ' (did you mean X?)' for the known word that a misspelled one surely means, else an empty string."""
+    close = closest(str(word), known)
+    return f" (did you mean {close}?)" if close else ""
+
+
+def closest(word: str, known: Iterable[str], *, shortened: bool = True) -> str | None:
+    """Return the known word that is nearly the same, or else, shortened, the only one that begins or ends so.
+
+    Small and capital letters, "-" and "_" are alike. None: nothing is close.
+    """
+    names, word = {_plain(name): name for name in known}, _plain(word)
+    as_long = [name for name in names if abs(len(name) - len(word)) <= MAX_DIFFERENCE]
+    longer = [name for name in names if name.startswith(word) or name.endswith(word)]
+    close = difflib.get_close_matches(word, as_long, n=1, cutoff=SIMILAR)
+    if not close and len(word) >= SHORTEST:
+        close = [name for name in as_long if sum(a != b for a, b in zip_longest(name, word)) == 1]
+    if not close and shortened and len(word) >= SHORTEST and len(longer) == 1:
+        close = longer
+    return names[close[0]] if close else None
+
+
+def _plain(word: str) -> str:
+    return word.lstrip("-").replace("-", "").replace("_", "").lower()
 
 
 class ComponentError(Exception):

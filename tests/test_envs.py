@@ -25,8 +25,8 @@ def make_cfg(env_id: str, **settings: Any) -> Config:
     return make_config(families.profile(env_id, settings), {"env": env_id, **settings})
 
 
-def make(env_id: str, num_envs: int = 2) -> VectorEnv:
-    return make_vector_env(make_cfg(env_id), num_envs)
+def make(env_id: str, num_envs: int = 2, **settings: Any) -> VectorEnv:
+    return make_vector_env(make_cfg(env_id, **settings), num_envs)
 
 
 def rows(*actions: float) -> list[np.ndarray]:
@@ -589,3 +589,24 @@ def test_missing_dependency_of_an_environment_gives_the_install_line(register: A
 ])
 def test_families(env_id: str, family: str) -> None:
     assert families.family(env_id) == family
+
+
+# ---- another key of the infos ----------------------------------------------------------------------------------------
+
+
+class TellsFrags(TinyEnv):
+    """Tells two numbers, at the end of its episode."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *_ = super().step(action)
+        return obs, reward, True, False, {"frags": 3, "true_objective": 7.0}
+
+
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({}, 7.0), ({"pbt_target_objective": "frags"}, 3.0), ({"pbt_target_objective": "kills"}, np.nan)])
+def test_the_objective_is_read_under_the_key_that_is_named(register: Any, settings: dict[str, str],
+                                                           expected: float) -> None:
+    env = make(register(TellsFrags, obs_space=spaces.Box(-1, 1, (2,)), action_space=spaces.Discrete(2)),
+               **settings)
+    env.reset(0)
+    np.testing.assert_array_equal(env.step(rows(0, 0)).objectives, [expected] * 2)

@@ -496,10 +496,11 @@ def test_observations_of_every_form() -> None:
 # ---- infos -----------------------------------------------------------------------------------------------------------
 
 
-def test_true_objective() -> None:
-    tape = Tape([BEGIN, Frame(GOING_ON.obs, terminated=("ann",), infos={"ann": {"true_objective": 3.5}, "bob": {}}),
-                 Frame({"bob": 5}, terminated=("bob",), infos={"bob": {"true_objective": np.float32(-1)}})], [BEGIN])
-    env = make(tape)
+@pytest.mark.parametrize("key", ["true_objective", "frags"])
+def test_true_objective(key: str) -> None:
+    tape = Tape([BEGIN, Frame(GOING_ON.obs, terminated=("ann",), infos={"ann": {key: 3.5}, "bob": {}}),
+                 Frame({"bob": 5}, terminated=("bob",), infos={"bob": {key: np.float32(-1)}})], [BEGIN])
+    env = make(tape, objective=key)
     assert np.isnan(env.reset(0).objectives).all()
     np.testing.assert_array_equal(act(env).objectives, [3.5, np.nan])
     np.testing.assert_array_equal(act(env).objectives, [np.nan, -1])

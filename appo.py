@@ -31,8 +31,9 @@ with OWN_MODULES.importing():  # whatever lies beside the user's script
         normalize_advantages,
         ppo_policy_loss,
     )
+    from runtime.policy import load
     from runtime.user_error import UserError
-    from trainer import Trainer, load
+    from trainer import Trainer
     from vtrace import gae, vtrace
 
 __all__ = ["APPO", "AsyncPPO", "Settings", "load"]

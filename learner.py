@@ -112,8 +112,11 @@ class Learner:
         self.tell_finished()
 
     def tell_finished(self) -> None:
-        """Answer a FINISH command as soon as there is nothing left to train on."""
+        """Answer a FINISH command as soon as there is nothing left to train on; publish what all learners have done."""
         if self.finishing and self.feed.is_idle():
+            if self.is_first and len(self.cfg.learners) > 1:
+                self.state.take_over(self.reducer)
+                self.state.publish()
             self.report(("finished", self.policy, self.number, self.finishing))
             self.finishing = 0
 

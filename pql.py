@@ -41,7 +41,7 @@ with OWN_MODULES.importing():  # whatever lies beside the user's script
     from runtime.fast_linear import make_fast
     from runtime.inbox import SLOTS
     from runtime.user_error import UserError
-    from shared_buffers import TAKEN, SharedBuffers, Spec
+    from shared_buffers import TAKEN, WITH_WORKER, SharedBuffers, Spec
     from trainer import Trainer
 
 V, P = ROLES = "v", "p"  # the learners of a policy
@@ -273,11 +273,17 @@ class FeedOfP(PairedFeed):
     def serve(self) -> None:
         if self.inbox.reader.poll(POLL_SEC):
             super().serve()
+        self.is_inserting = True
         self.deliver_due()
+        self.is_inserting = False
 
     def turn(self) -> None:
         super().turn()
         self.deliver_due()
+
+    def is_idle(self) -> bool:
+        own = self.slot_place[self.first_slot : self.first_slot + self.buffers.num_slots]
+        return not ((own != WITH_WORKER).any() or self.is_due()) and super().is_idle()
 
     def is_due(self) -> bool:
         """Tell whether the V-updates so far ask for another dataset."""

@@ -61,7 +61,8 @@ class Supervisor:
         """
         since = time.time()
         own = {"algo": self.algo} if self.algo else {}
-        given = {name: reference(value) for name, value in ({"env": env} | own | settings).items()}
+        given = {name: reference(value) if callable(value) or name == "env" else value
+                 for name, value in ({"env": env} | own | settings).items()}
         ranks.take_share_of_cores()
         run_cfg = configure(given)
         context = None if run_cfg.serial_mode else start_server()  # first, since it takes seconds
@@ -133,8 +134,9 @@ class Supervisor:
             raise UserError("several ranks train together only once; make a new system, it resumes the run")
         goal = self.cfg.train_for_env_steps
         if train_for_env_steps is not None:
-            goal = self.steps_promised = self.steps_promised + train_for_env_steps
+            goal = self.steps_promised + train_for_env_steps
             if self.env_steps >= goal:  # the call before has taken them
+                self.steps_promised = goal
                 return
         if self.env_steps >= goal or self.records.wall_sec >= self.cfg.train_for_seconds:
             told = describe_finished(self.cfg, self.env_steps, goal, self.records.wall_sec)
@@ -185,9 +187,11 @@ class Supervisor:
             return
         self._wait_until(lambda: STOP_SIGNAL() or self.sampling.is_paused(),
                          lambda: "not all rollout workers have paused")
-        self.commands.forget(kind=FINISH)  # of a call that was interrupted
-        self.commands.send_to_all(FINISH, self.sampling.num_pauses)
-        self._wait_for_answers(FINISH, "finish", unless=STOP_SIGNAL)
+        for learner in self.commands.turns():
+            for policy in range(self.cfg.num_policies):
+                self.commands.send(policy, FINISH, self.sampling.num_pauses, learner)
+            self._wait_for_answers(FINISH, "finish", unless=STOP_SIGNAL)
+            self.commands.forget(kind=FINISH)  # where a signal has interrupted
 
     def _wait_for_answers(self, kind: int, what: str, unless: Callable[[], bool] = lambda: False) -> None:
         """Wait until the learners have answered all commands of a kind."""
@@ -217,6 +221,7 @@ class Supervisor:
                 self.commands.forget(policy=policy)  # what it was told has gone with it
             for policy in self.crew.whole("learner"):
                 self.commands.send(policy, SAVE, SAVE_PERIODIC)
+            self.commands.forget(kind=LOAD)
             self._wait_until(lambda: not {of for of, *_ in self.commands.open} & self.crew.whole("learner"),
                              lambda: "what was learned last could not be saved")
 
@@ -289,6 +294,8 @@ class Supervisor:
         elif kind == "loaded":
             self.commands.answered(content[0], LOAD, content[1])
             self.refused = self.refused or content[2]
+            if not content[2]:
+                self.records.policies[content[0]].forget_episodes()
         elif kind == "finished":
             self.commands.answered(content[0], FINISH, content[2], learner=content[1])
         elif kind == "evaluated":
@@ -320,8 +327,11 @@ class Supervisor:
         # for another rank, until that has sampled its dataset; for a replay, until it is written
         waits = ranks.this_rank().world_size > 1 or getattr(self.cfg, "save_replay", False)
         seconds = min(self.cfg.stall_timeout_sec, math.inf if waits or not self.buffers.stopping else 30) + more_seconds
-        deadline = time.monotonic() + seconds
+        deadline, before = time.monotonic() + seconds, None
         while not condition():
+            done = [*self.versions, int(self.buffers.decisions_trained.sum()), len(self.sampling.paused)]
+            if done != before:  # somebody has gone on
+                deadline, before = time.monotonic() + seconds, done
             if time.monotonic() > deadline:
                 raise ComponentError(f"{complaint()} within {seconds:.0f} s")
             self._advance()
@@ -347,6 +357,7 @@ def introduce(system: Supervisor, plan: Plan, given: dict[str, Any], news: str) 
     announce(system.records.log, system.cfg, plan, system.buffers.num_bytes, None if is_resumed else given)
     if system.population is not None:
         system.records.add_population([], system.population.all_numbers(), system.env_steps)
+    system.records.rest()
 
 
 def draw(system: Supervisor) -> None:

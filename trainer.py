@@ -33,7 +33,7 @@ with OWN_MODULES.importing():  # whatever lies beside the user's script
     from runtime import checkpoint
     from runtime.files import replacing
     from runtime.inbox import CONFIGURE, LOAD
-    from runtime.policy import Policy, load
+    from runtime.policy import Policy, check_policy
     from runtime.user_error import UserError, nearest
     from supervisor import Supervisor
 
@@ -46,25 +46,17 @@ ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
     ("resnet", "resnet_impala"): {"encoder_conv_architecture": "resnet_impala"},
     ("mlp", "mlp_mujoco"): {},  # vectors always have an MLP, --encoder_mlp_layers
 }
+MAX_STEPS = 10**18
 RECORDS_SETTINGS = ("train_for_seconds", "report_interval_sec", "save_every_sec", "save_milestones_sec")
 CPU = torch.device("cpu")
 Parameters = Mapping[str, Tensor]
 
 
-class _Load:
-    """`system.load(path)` takes a checkpoint over; `APPO.load(path)`, of the class, is the function `load`."""
-
-    def __get__(self, system: "Trainer | None", owner: type) -> Callable[..., Any]:
-        return load if system is None else system.load_checkpoint
-
-
 class Trainer(Supervisor):
     """A system that trains, with what is comfortable in Python."""
 
-    load = _Load()
-
     def __init__(self, env: str | Callable, encoder: str | Callable = "", encodersubtype: str = "",
-                 num_envs_per_worker: int | None = None, num_workers: int | None = None, device: str = "auto",
+                 num_envs_per_worker: int | None = None, num_workers: int | None = None, device: Any = None,
                  policy_kwargs: Mapping[str, Any] | None = None, *, env_kwargs: Mapping[str, Any] | None = None,
                  **settings: Any) -> None:
         """Make the system; it starts its processes and waits.
@@ -73,7 +65,7 @@ class Trainer(Supervisor):
             env: an environment id, or a function or class that makes one environment, of one agent or several.
             encoder: a function or class, or "module:name"; or with `encodersubtype` AsynRL's names (`ENCODERS`).
             num_envs_per_worker, num_workers: None: what fits the machine.
-            device: auto, cpu, cuda, cuda:1, ...; gpu is cuda.
+            device: auto (None), cpu, cuda, cuda:1, ..., or a torch.device; gpu is cuda.
             policy_kwargs: more settings, as in AsynRL.
             env_kwargs: arguments for the maker of the environment; what JSON can hold.
             settings: of `Config` and the algorithm (`train.py --help`); None: the default. `core`, `model`,
@@ -83,15 +75,20 @@ class Trainer(Supervisor):
         """
         if not (isinstance(env, str) or callable(env)):
             raise UserError(f"env is a {type(env).__name__}; give an id, or a function or class that makes one")
-        given = {"num_envs_per_worker": num_envs_per_worker, "num_workers": num_workers,
-                 "device": "cuda" if str(device) == "gpu" else str(device),
-                 "env_kwargs": None if env_kwargs is None else as_json(env_kwargs), **settings}
-        for more in (encoder_settings(encoder, encodersubtype), policy_kwargs or {}):
+        given = {"num_envs_per_worker": num_envs_per_worker, "num_workers": num_workers, "device": device,
+                 "env_kwargs": env_kwargs, **settings}
+        for more in (encoder_settings(encoder or "", encodersubtype or ""), policy_kwargs or {}):
             if twice := {name for name in more if given.get(name) is not None}:
                 raise UserError(f"{min(twice)} is given twice; give it once")
             given |= more
-        super().__init__(env, **{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        if "device" in given:
+            given["device"] = "cuda" if str(given["device"]) == "gpu" else str(given["device"])
+        if "env_kwargs" in given:
+            given["env_kwargs"] = as_json(given["env_kwargs"])
+        super().__init__(env, **given)
         self._policies: dict[int, Policy] = {}  # for predict()
+        self._in_callback = False
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -112,9 +109,10 @@ class Trainer(Supervisor):
         the last row of metrics.jsonl, with the totals of the run as total_env_steps and total_sgd_steps. Ctrl-C saves
         and raises `KeyboardInterrupt`; afterwards the system can be used as before.
         """
-        if train_for_env_steps is not None and not (train_for_env_steps > 0 and float(
+        self._refuse_in_callback("train")
+        if train_for_env_steps is not None and not (0 < train_for_env_steps <= MAX_STEPS and float(
                 train_for_env_steps).is_integer()):
-            raise UserError(f"train_for_env_steps={train_for_env_steps} must be a whole number above 0")
+            raise UserError(f"train_for_env_steps={train_for_env_steps} must be a whole number above 0 (at most 1e18)")
         before = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
         begun, told, failure = time.monotonic(), self.records.row, []
 
@@ -124,12 +122,14 @@ class Trainer(Supervisor):
             row = self.records.row
             if callback is None or row is told or "env_steps" not in row or failure:
                 return bool(failure)
-            told = row
+            told, self._in_callback = row, True
             try:
                 return callback(dict(row)) is False
             except Exception as error:  # noqa: BLE001  raised again when the training has paused
                 failure.append(error)
                 return True
+            finally:
+                self._in_callback = False
 
         super().train(None if train_for_env_steps is None else int(train_for_env_steps),
                       lambda: tell() or should_stop())
@@ -148,6 +148,7 @@ class Trainer(Supervisor):
         What the loss weighs and how fast it learns can change (the numbers that population-based training tunes), and
         when to report, save and stop. Raises `UserError` for all others, naming them.
         """
+        self._check_alive()
         changeable = {*RECORDS_SETTINGS, *(() if self.cfg.with_pbt else tunable(self.cfg))}
         for name in settings.keys() - changeable:
             if not hasattr(self.cfg, name):
@@ -176,20 +177,21 @@ class Trainer(Supervisor):
                        reset_optimizer: bool = False) -> None:
         """Replace parameters, between two calls of `train`; the next action is computed with them.
 
-        What was sampled with others and not yet trained on is left out, and recurrent policies begin with an empty
-        memory. Counters stay.
+        What was sampled with others and not yet trained on is left out (but a replay keeps it), recurrent policies
+        begin with an empty memory, and the mean return with the next episode. Counters stay.
 
         Args:
             parameters: {policy: state dict}, also of some policies only; a state dict, for a system of one policy; or
-                the path of a checkpoint or of a run, whose newest checkpoints are taken.
+                the path of a run, whose newest checkpoints are taken, or, for one policy, of a checkpoint.
             reset_optimizer: forget the moments of the optimizer.
 
         Raises `UserError`, and changes nothing, for what does not fit.
         """
         if isinstance(parameters, str | os.PathLike):
-            states = {policy: {"model": state["model"]} for policy, state in self._read(Path(parameters)).items()}
+            states = {policy: {name: state[name] for name in ("algo", "model") if name in state}
+                      for policy, state in self._read(Path(parameters)).items()}
         else:
-            by_policy = parameters if all(isinstance(key, int) for key in parameters) else {0: parameters}
+            by_policy = parameters if all(isinstance(key, int) for key in parameters) else self._for_all(parameters)
             states = {policy: {"model": dict(state)} for policy, state in by_policy.items()}
         self._replace_parameters(states, reset_optimizer=reset_optimizer)
 
@@ -209,16 +211,26 @@ class Trainer(Supervisor):
             except OSError as error:
                 raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
-    def load_checkpoint(self, path: str | os.PathLike) -> None:
-        """Take over parameters and optimizers from a checkpoint, or from the newest ones of a run (see `load`)."""
-        states = {policy: {name: state[name] for name in ("model", "optimizer") if name in state}
-                  for policy, state in self._read(Path(path)).items()}
+    def load(self, path: str | os.PathLike, policy: int | None = None) -> None:
+        """Take over parameters and optimizer from a checkpoint of one policy, or from the newest ones of a run.
+
+        The best one of an evaluator holds no optimizer; then that stays as it is.
+        """
+        states = {number: {name: state[name] for name in ("algo", "model", "optimizer") if name in state}
+                  for number, state in self._read(Path(path), policy).items()}
         self._replace_parameters(states, reset_optimizer=False)
 
-    def _read(self, path: Path) -> dict[int, dict[str, Any]]:
+    def _for_all(self, of_one: Any) -> dict[int, Any]:
+        """Name the policy that something is meant for."""
+        if self.cfg.num_policies > 1:
+            raise UserError(f"there are {self.cfg.num_policies} policies; name one: {{policy: state dict}}, or policy=")
+        return {0: of_one}
+
+    def _read(self, path: Path, policy: int | None = None) -> dict[int, dict[str, Any]]:
         """Read the checkpoint of a file, or those of a run."""
         if not path.is_dir():
-            return {0: checkpoint.load_checkpoint(path)}
+            state = checkpoint.load_checkpoint(path)
+            return self._for_all(state) if policy is None else {policy: state}
         states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(self.cfg.num_policies)}
         if None in states.values():
             raise UserError(f"{path} holds no checkpoint of each of the {self.cfg.num_policies} policies")
@@ -226,11 +238,13 @@ class Trainer(Supervisor):
 
     def _replace_parameters(self, states: Mapping[int, dict[str, Any]], *, reset_optimizer: bool) -> None:
         self._check_alive()
-        if self.records.begun is not None:
-            raise UserError("parameters can be replaced between two calls of train(), not within one")
+        self._refuse_in_callback("set_parameters")
+        if not states:
+            raise UserError("there are no parameters; give {policy: state dict}")
         for policy, state in states.items():
-            if policy not in range(self.cfg.num_policies):
-                raise UserError(f"there is no policy {policy!r}; there are 0 to {self.cfg.num_policies - 1}")
+            check_policy(policy, self.cfg)
+            if state.get("algo", self.cfg.algo) != self.cfg.algo:
+                raise UserError(f"the checkpoint is of --algo={state['algo']}, not of {self.cfg.algo}; choose another")
             state["model"] = fit(state["model"], self.models[policy].state_dict(), policy)
         paths = [checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.GIVEN for policy in states]
         try:
@@ -250,12 +264,22 @@ class Trainer(Supervisor):
         if self.refused:
             raise UserError(self.refused)
 
+    def close(self) -> None:
+        """Save, stop every component, and write the final records. Raises `ComponentError` when it cannot save."""
+        self._refuse_in_callback("close")
+        super().close()
+
+    def _refuse_in_callback(self, what: str) -> None:
+        if getattr(self, "_in_callback", False):
+            raise UserError(f"{what}() is for between two calls of train(); a callback stops one by returning False")
+
     # ---- acting --------------------------------------------------------------------------------------------------
 
     def predict(self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False,
                 policy: int = 0, action_mask: Any = None) -> tuple[Any, Tensor]:
         """Choose the action of a policy with its newest parameters; as `Policy.predict`, which says more."""
         if policy not in self._policies:
+            check_policy(policy, self.cfg)
             kind = self.buffers.policies[policy].kind
             self._policies[policy] = Policy.of_info(self.cfg, self.buffers.info, kind, self.models[policy], CPU)
         self._policies[policy].refresh(self.buffers.policies[policy].weights)
@@ -293,7 +317,10 @@ def fit(given: Mapping[str, Any], own: Parameters, policy: int) -> dict[str, Ten
         raise UserError(f"{whose} have no {name!r}{nearest(name, own)}")
     state = {}
     for name, tensor in own.items():
-        state[name] = torch.as_tensor(given[name]).detach().to("cpu", tensor.dtype, copy=True)
+        try:
+            state[name] = torch.as_tensor(given[name]).detach().to("cpu", tensor.dtype, copy=True)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"{whose}: {name} is no tensor ({error})") from error
         if state[name].shape != tensor.shape:
             raise UserError(f"{whose}: {name} has the shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
         if not state[name].isfinite().all():

@@ -224,16 +224,17 @@ def misses(function: Callable, *args: Any, **kwargs: Any) -> bool:
 def wrong_arguments(make: str | Callable, kwargs: Mapping[str, Any]) -> str | None:
     """Say which other arguments what makes an environment needs than these and `render_mode`; None: these will do."""
     make = load_env_creator(make) if isinstance(make, str) else make
+    name_of_maker = getattr(make, "__name__", type(make).__name__)  # a partial() has none
     if not misses(make, **kwargs):
         return None
     parameters = inspect.signature(make).parameters
     named = [name for name, each in parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     if unknown := [name for name in kwargs if name not in named]:
-        return (f"{make.__name__}() takes no argument {unknown[0]}{nearest(unknown[0], named)}; it takes "
+        return (f"{name_of_maker}() takes no argument {unknown[0]}{nearest(unknown[0], named)}; it takes "
                 + (", ".join(named) or "none"))
     missing = [name for name in named if parameters[name].default is inspect.Parameter.empty and name not in kwargs]
     example = ", ".join(f'"{name}": ...' for name in missing)
-    return f"{make.__name__}() needs {', '.join(missing)}; give it with --env_kwargs '{{{example}}}'"
+    return f"{name_of_maker}() needs {', '.join(missing)}; give it with --env_kwargs '{{{example}}}'"
 
 
 def where_and_why(error: BaseException) -> str:

@@ -142,6 +142,8 @@ def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that learn well on this environment's family and machine, beside those that are given."""
     kind = family(env_id)
     settings = family_profile(kind, given.get("algo", Config.algo))
+    if any(given.get(name, size) != size for name in ("res_w", "res_h") if (size := settings.get(name))):
+        del settings["encoder_conv_architecture"]  # it belongs to that size
     return automatic(this_machine(given.get("device", "auto")), settings, given,
                      large_observations=kind in LARGE_OBSERVATIONS)
 

@@ -55,12 +55,6 @@ class Commands:
         self.open.append((policy, learner, kind, index))
         self.buffers.policies[policy].commands[learner].put((kind, index))
 
-    def send_to_all(self, kind: int, index: int) -> None:
-        """Send (kind, index) to all learners of all policies."""
-        for policy, buffers in enumerate(self.buffers.policies):
-            for learner in range(len(buffers.commands)):
-                self.send(policy, kind, index, learner)
-
     def answered(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
         """Note an answer; one to a command that was given up is ignored."""
         if (policy, learner, kind, index) in self.open:
@@ -73,6 +67,11 @@ class Commands:
     def awaits(self, kind: int) -> bool:
         """Tell whether a command of a kind is open."""
         return any(command[2] == kind for command in self.open)
+
+    def turns(self) -> list[int]:
+        """List a policy's learners in the order in which they finish: the first one last, which publishes for all."""
+        count = len(self.buffers.policies[0].commands)
+        return [*range(count), 0] if count > 1 else [0]
 
     def forget(self, policy: int | None = None, kind: int | None = None) -> None:
         """Wait no more for the answers of a policy, or to commands of a kind."""

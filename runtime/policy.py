@@ -4,7 +4,7 @@ Nothing here starts a process. Used by `trainer.py` (the newest parameters of a 
 """
 
 import contextlib
-import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, iterate
 from torch import Tensor, nn
 
 from config import Config, algorithm_class, make_config
@@ -20,8 +20,8 @@ from envs.families import make_env, make_vector_env
 from envs.flat_spaces import ACTION_MASK
 from envs.vector_env import AgentKind, EnvInfo, describe
 from pbt import assign_kinds
-from runtime import checkpoint
-from runtime.by_name import check_trusted, reference
+from runtime.by_name import check_importable, check_trusted, reference
+from runtime.checkpoint import find_checkpoint, holds_run, load_checkpoint, load_newest, load_weights, policy_dir
 from runtime.files import load_saved
 from runtime.machine import body_dtype, choose_device
 from runtime.records import read_summary
@@ -36,6 +36,7 @@ class Policy:
     def __init__(self, cfg: Config, kind: AgentKind, model: nn.Module, device: torch.device) -> None:
         """Act with a copy of a model's weights."""
         self.cfg, self.kind, self.device, self.version = cfg, kind, device, -1
+        self.source = ""  # where the weights come from
         self.algorithm = algorithm_class(cfg.algo)(cfg)
         with torch.random.fork_rng(devices=()):  # what trains in this process must draw the same numbers as without
             self.model = self.algorithm.make_model(kind.obs_space, kind.action_space)
@@ -77,8 +78,7 @@ class Policy:
         Returns the action in the form of the environment, or a batch of them, and the next state, [state_size] or
         [B, state_size] float32. Raises `UserError` for an observation that is not of the environment's space.
         """
-        is_single = is_one(self.kind.space, obs)
-        leaves = self._leaves([obs] if is_single else obs)
+        is_single, leaves = self._leaves(obs)
         count = len(next(iter(leaves.values())))
         if self.kind.has_mask:
             given = action_mask if self.kind.mask_in_info else list(leaves[ACTION_MASK])
@@ -110,13 +110,12 @@ class Policy:
             self.random_state = torch.get_rng_state()
         return self.kind.actions(columns["actions"].cpu().numpy()), states.cpu()
 
-    def _leaves(self, obs: Any) -> dict[str, np.ndarray]:
-        """Turn a batch of observations into named arrays."""
+    def _leaves(self, obs: Any) -> tuple[bool, dict[str, np.ndarray]]:
+        """Tell one observation from a batch; turn either into named arrays of a batch."""
         space = self.kind.space
         try:
-            if isinstance(obs, list):
-                obs = concatenate(space, obs, create_empty_array(space, len(obs)))
-            return self.kind.flatten(as_arrays(space, obs))
+            is_single = is_one(space, obs)
+            return is_single, self.kind.flatten(as_batch(space, [obs] if is_single else obs))
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise UserError(f"the observation is not one, nor a batch, of {space}: {error}") from error
 
@@ -135,18 +134,24 @@ def is_one(space: spaces.Space, obs: Any) -> bool:
     return np.ndim(obs) == len(space.shape)
 
 
-def as_arrays(space: spaces.Space, obs: Any) -> Any:
-    """Return a batch of observations with arrays in it. Raises `ValueError` for other shapes."""
+def as_batch(space: spaces.Space, obs: Any) -> Any:
+    """Return a batch, a list of observations or already joined, with arrays in it. Raises `ValueError` for others."""
     if isinstance(space, spaces.Dict):
-        return {name: as_arrays(part, obs[name]) for name, part in space.spaces.items()}
+        parts = {name: [each[name] for each in obs] if isinstance(obs, list) else obs[name] for name in space.spaces}
+        return {name: as_batch(part, parts[name]) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(as_arrays(part, value) for part, value in zip(space.spaces, obs, strict=True))
+        parts = [list(part) for part in zip(*obs, strict=True)] if isinstance(obs, list) else obs
+        return tuple(as_batch(part, value) for part, value in zip(space.spaces, parts, strict=True))
     if isinstance(space, spaces.Text):
         return obs
     array = np.asarray(obs)
-    if array.shape[1:] != space.shape:
-        raise ValueError(f"a shape is {array.shape[1:]}, not {space.shape}")
-    return array if array.dtype == space.dtype else array.astype(space.dtype)
+    if array.shape[1:] != space.shape or array.dtype.kind not in "fiub":
+        raise ValueError(f"a part is {array.dtype} of shape {array.shape[1:]}, not numbers of shape {space.shape}")
+    with np.errstate(all="ignore"):
+        converted = array.astype(space.dtype)
+    if space.dtype.kind in "iu" and not np.array_equal(converted, array):
+        raise ValueError(f"a part holds numbers that are none of {space.dtype}")
+    return converted
 
 
 # ---- from a run ----------------------------------------------------------------------------------------------------
@@ -161,12 +166,12 @@ def find_policy(cfg: Config, which: str, policy: int) -> tuple[Path, list[Path]]
         if not Path(which).is_file():
             raise UserError(f"--checkpoint={which} is neither best, latest, random nor a file")
         return Path(which), []
-    path = checkpoint.find_checkpoint(cfg.run_dir, "best", policy) if which == "best" else None
+    path = find_checkpoint(cfg.run_dir, "best", policy) if which == "best" else None
     damaged: list[Path] = []
     if path is None:
-        path, _, damaged = checkpoint.load_newest(cfg.run_dir, policy)
+        path, _, damaged = load_newest(cfg.run_dir, policy)
     if path is None:
-        raise UserError(f"{checkpoint.policy_dir(cfg.run_dir, policy)} holds no checkpoint; train on, or choose "
+        raise UserError(f"{policy_dir(cfg.run_dir, policy)} holds no checkpoint; train on, or choose "
                         "another --policy")
     return path, damaged
 
@@ -183,49 +188,57 @@ def best_policy(cfg: Config, which: str) -> int:
     return 0
 
 
-def load(path: Any, *, env: Any = None, policy: int | None = None, which: str = "best", device: str = "cpu",
-         trust_run: bool = False) -> Policy:
-    """Load a trained policy, without starting a process.
+def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None, checkpoint: str = "",
+         device: str = "cpu", precision: str | None = None, trust_run: bool = False) -> Policy:
+    """Load a trained policy, without starting a process. The environment is made once, to learn its spaces.
 
     Args:
         path: a run's folder, or a checkpoint file.
         env: the environment, where the run's is code of your own (an id, a function or class).
         policy: which of a population; None: of a run the one with the best score.
-        which: of a run: best (else latest) or latest.
-        device: where it computes.
+        checkpoint: of a run: best (else latest), latest, or a file; empty: best, after self-play latest.
+        device, precision: where and how it computes; None: as in the run.
         trust_run: import the code that the settings of the run name (SECURITY.md).
 
     Raises `UserError` when there is none, or when its settings name code that was not asked for.
     """
-    path = Path(path)
-    state = None if path.is_dir() else checkpoint.load_checkpoint(path)
+    path = Path(path).resolve()
+    if path.is_dir() and not holds_run(path):
+        raise UserError(f"{path} holds no checkpoint; name the folder of a run, or a checkpoint file")
+    state = None if path.is_dir() else load_checkpoint(path)
     saved = dict(state["config"]) if state and "config" in state else load_saved(
-        (path if state is None else path.resolve().parents[2]) / "config.json")
+        (path if state is None else path.parents[2]) / "config.json")
     if env is not None:
-        saved["env"] = env if isinstance(env, str) else reference(env)
-    elif ":" in saved["env"] and not trust_run:
-        raise UserError(f"{path} asks to import {saved['env']}; give env=..., or trust_run=True if you know what that "
-                        "code does")
+        saved["env"] = reference(env)
+    elif ":" in saved["env"]:
+        check_importable("env", saved["env"])
+        if not trust_run:
+            raise UserError(f"{path} asks to import --env={saved['env']}; add --trust_run (in Python trust_run=True "
+                            "or env=...) if you know what that code does")
     check_trusted(saved, {"trust_run": trust_run}, path)
     if state is None:  # it may have been moved
-        saved |= {"train_dir": str(path.resolve().parent), "experiment": path.resolve().name}
-    cfg = dataclasses.replace(make_config(saved), device=device)
+        saved |= {"train_dir": str(path.parent), "experiment": path.name}
+    cfg = make_config(saved, {"device": device}, {"precision": precision} if precision else {})
     if state is None:
-        policy = best_policy(cfg, which) if policy is None else policy
-        path = find_policy(cfg, which, policy)[0]
-        state = checkpoint.load_checkpoint(path)
-    return restore(cfg, state, path, policy or 0)
-
-
-def restore(cfg: Config, state: Mapping[str, Any], path: Path, policy: int) -> Policy:
-    """Make a policy of a checkpoint; the environment is made once, to learn its spaces."""
-    env = make_vector_env(cfg, 1)
-    with contextlib.closing(env):
-        env.reset([derive_seed(cfg.seed, EVALUATION, part=3)])  # now an action mask shows
-        info = describe(env)
-    if policy not in range(cfg.num_policies):
-        raise UserError(f"there is no policy {policy}; there are 0 to {cfg.num_policies - 1}")
+        checkpoint = checkpoint or ("latest" if cfg.self_play_past_fraction > 0 else "best")
+        policy = best_policy(cfg, checkpoint) if policy is None else policy
+    policy = check_policy(policy or 0, cfg)
+    if state is None:
+        path = find_policy(cfg, checkpoint, policy)[0]
+        state = load_checkpoint(path)
+    with contextlib.closing(make_vector_env(cfg, 1)) as made:
+        made.reset([derive_seed(cfg.seed, EVALUATION, part=3)])  # now an action mask shows
+        info = describe(made)
     kind = assign_kinds(cfg, info)[policy]
     model = algorithm_class(cfg.algo)(cfg).make_model(*info.kinds[kind])
-    checkpoint.load_weights(model, state, path, cfg.algo)
-    return Policy.of_info(cfg, info, kind, model, choose_device(cfg.device, policy))
+    load_weights(model, state, path, cfg.algo)
+    loaded = Policy.of_info(cfg, info, kind, model, choose_device(cfg.device, policy))
+    loaded.source = f"{path} ({state['env_steps']:,} env_steps)"
+    return loaded
+
+
+def check_policy(policy: Any, cfg: Config) -> int:
+    """Return the number of a policy. Raises `UserError` when there is none of it."""
+    if policy not in range(cfg.num_policies):
+        raise UserError(f"there is no policy {policy!r}; there are 0 to {cfg.num_policies - 1}")
+    return policy

@@ -82,6 +82,11 @@ class PolicyRecords:
         self.lag_max = max(self.lag_max, stats["policy_lag_max"])
         self.num_datasets += 1
 
+    def forget_episodes(self) -> None:
+        """Begin a new window of episodes: the parameters are others."""
+        for window in (self.returns, self.lengths, self.objectives, self.matches):
+            window.clear()
+
     def saved_best(self, seconds: float) -> None:
         """Note that the best checkpoint was saved, and how long that took."""
         self.is_saving_best = False

@@ -181,6 +181,7 @@ class Records:
                      "train_for_env_steps to learn on")
         self.goal, self.steps_at_row, self.row = goal, env_steps, {"mean_return": None}
         self.begun = self.last_row = time.monotonic()
+        self.since += time.time() - self.resting_since
 
     def end(self, env_steps: int) -> None:
         """Stop the clock of a call of train(), after a last row of what was done since the one before."""
@@ -189,6 +190,11 @@ class Records:
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
+        self.rest()
+
+    def rest(self) -> None:
+        """Count no time until the next call of train() for the first SGD step."""
+        self.resting_since = time.time()
 
     def scored_versions(self) -> list[int | None]:
         """Return the SGD steps of the weights of each policy that were scored last."""
@@ -243,7 +249,8 @@ class Records:
         now = time.monotonic()
         seconds = max(now - self.last_row, 1e-9)
         fps = (env_steps - self.steps_at_row) * self.cfg.env_frameskip / seconds
-        self.pace.add(env_steps - self.steps_at_row, seconds)
+        if self.begun is not None:  # else an evaluation came later
+            self.pace.add(env_steps - self.steps_at_row, seconds)
         self.last_row, self.steps_at_row = now, env_steps
         row: dict[str, Any] = {
             "env_steps": env_steps, "env_frames": env_steps * self.cfg.env_frameskip,

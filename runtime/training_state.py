@@ -195,6 +195,8 @@ class TrainingState:
         self.take_over(reducer)
         try:
             state = checkpoint.load_checkpoint(path)
+            if "optimizer" in state:
+                check_optimizer(self.optimizer, state)
             checkpoint.load_weights(self.model, state, path, self.cfg.algo)
         except UserError as error:
             self.report(("loaded", self.policy, int(reset_optimizer), str(error)))

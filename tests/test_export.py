@@ -20,13 +20,13 @@ from runtime.evaluator import Player
 from runtime.files import load_saved
 from runtime.user_error import UserError
 from tools import export
-from tools.export import Policy, to_onnx, trace
+from tools.export import Exported, to_onnx, trace
 
 STEPS = 12
 IMAGE = {"encoder_conv_architecture": "convnet_small", "encoder_conv_mlp_layers": (16,)}
 
 
-def make(env_id: str, rows: int = 3, **settings: Any) -> tuple[Policy, Any]:
+def make(env_id: str, rows: int = 3, **settings: Any) -> tuple[Exported, Any]:
     """Make a policy with random weights and moved statistics, and environments for it."""
     cfg = make_config({"env": env_id, "num_workers": 1, "device": "cpu", "encoder_mlp_layers": (64, 64)} | settings)
     env = make_vector_env(cfg, rows)
@@ -37,10 +37,10 @@ def make(env_id: str, rows: int = 3, **settings: Any) -> tuple[Policy, Any]:
     model = algorithm.make_model(kind.obs_space, kind.action_space).eval()
     nn.init.normal_(model.policy_head.weight)  # actions differ
     model.update_normalizers({name: torch.as_tensor(value) for name, value in step.obs[0].items()})
-    return Policy(algorithm, model, kind.obs_space, kind.action_space), env
+    return Exported(algorithm, model, kind.obs_space, kind.action_space), env
 
 
-def follow(policy: Policy, env: Any, run: Callable[[dict[str, torch.Tensor]], dict[str, Any]]) -> None:
+def follow(policy: Exported, env: Any, run: Callable[[dict[str, torch.Tensor]], dict[str, Any]]) -> None:
     """Play with `Player`; what is exported must say the same of every step."""
     step, kind = env.reset(1), env.kinds[0]
     player = Player(policy.algorithm, policy.model, env, kind.index, deterministic=True)

@@ -115,7 +115,9 @@ def test_drawn_actions_follow_the_distribution_and_disturb_no_other_generator() 
     ("CartPole-v1", np.zeros(3), r"not one, nor a batch, of Box.*\(4,\)"),
     ("CartPole-v1", np.zeros((2, 2, 4)), "not one, nor a batch"),
     ("CartPole-v1", np.full(4, np.nan), "observation 'obs' is not finite"),
-    ("CartPole-v1", "left", "not one, nor a batch"), ("CartPole-v1", [], "not one, nor a batch"),
+    ("tiny_envs:ReadsImage", np.full((6, 6, 3), 0.5), "numbers that are none of uint8"),
+    ("CartPole-v1", [[1.0, 2.0], [1.0]], "not one, nor a batch"), ("CartPole-v1", "left", "not one, nor a batch"),
+    ("CartPole-v1", [], "not one, nor a batch"),
     ("tiny_envs:ReadsDict", {"nothing": 1}, "not one, nor a batch"),
     ("tiny_envs:ReadsDiscrete", 50, "observation 'obs' is out of range")])
 def test_what_is_no_observation_is_refused_in_one_line(env: str, obs: Any, complaint: str) -> None:
@@ -132,17 +134,17 @@ def test_a_run_plays_without_a_process_and_runs_no_code_unasked(tmp_path: Path) 
         expected = appo.predict(np.ones(2, np.float32), deterministic=True)[0]
     (tmp_path / "mine").rename(tmp_path / "moved")
     for path in (tmp_path / "moved", str(tmp_path / "alone.pt"), *tmp_path.glob("moved/checkpoints/*/checkpoint_*")):
-        with pytest.raises(UserError, match="asks to import tiny_envs:ReadsVector; give env="):
+        with pytest.raises(UserError, match=r"asks to import --env=tiny_envs:ReadsVector; add --trust_run"):
             load(path)
         before = {child.pid for child in psutil.Process().children(recursive=True)}
-        for policy in (load(path, env=tiny_envs.ReadsVector, which="latest"), APPO.load(path, trust_run=True)):
+        for policy in (load(path, env=tiny_envs.ReadsVector, checkpoint="latest"), load(path, trust_run=True)):
             assert policy.predict(np.ones(2, np.float32), deterministic=True)[0] == expected
         assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
     assert not multiprocessing.active_children()
     with pytest.raises(UserError, match="there is no policy 4"):
         load(tmp_path / "alone.pt", env=tiny_envs.ReadsVector, policy=4)
-    for nothing in (tmp_path / "nothing.pt", tmp_path):
-        with pytest.raises(UserError, match="cannot be read"):
+    for nothing, complaint in ((tmp_path / "nothing.pt", "cannot be read"), (tmp_path, "holds no checkpoint; name")):
+        with pytest.raises(UserError, match=complaint):
             load(nothing)
 
 

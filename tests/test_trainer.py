@@ -18,6 +18,7 @@ from pql import PQL
 from runtime import checkpoint
 from runtime.inbox import LOAD
 from runtime.user_error import UserError
+from shared_buffers import WITH_WORKER
 from trainer import ENCODERS, Trainer, encoder_settings
 
 SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64,
@@ -35,18 +36,22 @@ def always(action: int) -> torch.Tensor:
 
 
 def test_twenty_calls_take_exactly_what_they_were_asked_for_and_a_paused_system_rests(tmp_path: Path) -> None:
-    with APPO("CartPole-v1", train_dir=str(tmp_path), **SMALL) as appo:
+    diary = tmp_path / "diary"
+    with APPO(Diary, env_kwargs={"path": str(diary)}, train_dir=str(tmp_path), **SMALL) as appo:
+        probed, before = diary.stat().st_size, 0  # written when the environment was looked at
         for call in range(1, 21):
-            before = appo.env_steps, sum(appo.versions)
+            trained = int(appo.buffers.decisions_trained[0])
             done = appo.train(500)
-            assert 500 * call <= appo.env_steps < 500 * call + NUM_ENVS
-            assert done["env_steps"] == appo.env_steps - before[0]
-            assert done["sgd_steps"] == sum(appo.versions) - before[1] > 0
+            written = diary.stat().st_size - probed
+            assert 500 * call <= written == appo.env_steps < 500 * call + NUM_ENVS
+            assert done["env_steps"] == written - before
+            before = written
+            assert (appo.buffers.slot_place == WITH_WORKER).all(), "all that was finished was taken"
+            newly = int(appo.buffers.decisions_trained[0]) - trained
+            assert abs(newly - 500) < 2 * 64 + NUM_ENVS * 16, "but for less than a dataset and the unfinished ones"
+            assert done["sgd_steps"] >= 4 * (newly // (2 * 64))
         row = json.loads((appo.cfg.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
         assert done["mean_return"] == row["mean_return"]
-        # all that was finished is trained on, but for less than a dataset
-        left = appo.env_steps - int(appo.buffers.decisions_trained[0])
-        assert left < (2 * 64 + NUM_ENVS * 16) + appo.records.num_episodes  # each episode's end is a row of its own
         processes = [psutil.Process(process.pid) for process in appo.crew.processes] + [psutil.Process()]
         used = -sum(sum(process.cpu_times()[:2]) for process in processes)
         time.sleep(10)
@@ -184,6 +189,11 @@ def test_several_learners_take_parameters_over_together(tmp_path: Path, make: ty
     with make(env, train_dir=str(tmp_path), num_workers=1, num_envs_per_worker=4, rollout=8, batch_size=32,
               device="cpu", encoder_mlp_layers=(16,), **more) as system:
         system.train(300)
+        system.save(tmp_path / "saved.pt")
+        saved = checkpoint.load_checkpoint(tmp_path / "saved.pt")
+        assert saved["sgd_steps"] == sum(system.versions)
+        for name, tensor in system.get_parameters()[0].items():
+            assert torch.equal(tensor, saved["model"][name]), "what all learners have learned was published"
         given = {name: torch.full_like(tensor, 0.125) for name, tensor in system.get_parameters()[0].items()}
         system.set_parameters(given)
         assert all((tensor == 0.125).all() for tensor in system.get_parameters()[0].values())
@@ -215,10 +225,11 @@ def test_parameters_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Pat
         assert not appo.commands.awaits(LOAD)
 
 
-def test_parameters_stay_as_they_are_within_a_call_of_train(tmp_path: Path) -> None:
-    with (APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo,
-          pytest.raises(UserError, match="between two calls of train")):
-        appo.train(2000, lambda row: appo.set_parameters(appo.get_parameters()))
+def test_what_is_for_between_two_calls_is_refused_in_a_callback(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        for forbidden in (lambda: appo.set_parameters(appo.get_parameters()), lambda: appo.train(100), appo.close):
+            with pytest.raises(UserError, match="is for between two calls of train"):
+                appo.train(2000, lambda row, use=forbidden: use())
 
 
 def test_each_policy_of_a_population_has_its_own(tmp_path: Path) -> None:
@@ -227,6 +238,11 @@ def test_each_policy_of_a_population_has_its_own(tmp_path: Path) -> None:
             parameters = appo.get_parameters()[policy] | {"policy_head.bias": always(policy)}
             appo.set_parameters({policy: parameters})
         assert [appo.predict(np.zeros(4), policy=policy)[0] for policy in range(2)] == [0, 1]
+        with pytest.raises(UserError, match="there are 2 policies; name one"):
+            appo.set_parameters(parameters)
+        for policy in (2, -1):
+            with pytest.raises(UserError, match=f"there is no policy {policy}; there are 0 to 1"):
+                appo.predict(np.zeros(4), policy=policy)
         appo.save(tmp_path / "second.pt", policy=1)
     assert load(tmp_path / "second.pt", policy=1).predict(np.zeros(4))[0] == 1
 

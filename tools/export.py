@@ -10,7 +10,6 @@ output means is printed and in the file (ONNX: metadata and `doc_string`; `.pt2`
 """
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import logging
@@ -24,19 +23,12 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import Algorithm, Data
-from config import algorithm_class
-from envs.families import make_vector_env
 from envs.flat_spaces import ACTION_MASK, action_leaves, is_bounded, num_columns
-from envs.vector_env import describe
-from evaluate import load_run
 from normalizers import RunningNormalizer
-from pbt import assign_kinds
-from runtime import checkpoint
 from runtime.command_line import OneLineParser, parse_bool
-from runtime.evaluator import evaluation_seeds
 from runtime.fast_linear import FastLinear
-from runtime.files import load_saved, replacing
-from runtime.policy import best_policy, find_policy
+from runtime.files import replacing
+from runtime.policy import load
 from runtime.user_error import EnvironmentFailure, UserError
 
 MOST_ROWS = 2**20  # of observations at once
@@ -58,7 +50,7 @@ def env_actions(space: spaces.Space, columns: Tensor, *, squash: bool) -> Tensor
     return (actions if dtype.is_floating_point else actions.round()).to(dtype)
 
 
-class Policy(nn.Module):
+class Exported(nn.Module):
     """What is exported, a dict of inputs to a dict of outputs, and what they mean."""
 
     def __init__(self, algorithm: Algorithm, model: nn.Module, obs_space: dict[str, spaces.Space],
@@ -102,29 +94,14 @@ class Policy(nn.Module):
         return {name: " ".join(text.split()) for name, text in said.items()}
 
 
-def load_policy(args: argparse.Namespace) -> tuple[Policy, str]:
+def load_policy(args: argparse.Namespace) -> tuple[Exported, str]:
     """Load the policy that `evaluate.py` would play; say which one it is."""
-    if not checkpoint.holds_run(args.run_dir):
-        raise UserError(f"{args.run_dir} holds no checkpoint; name the folder of a run")
-    args.env = load_saved(args.run_dir / "config.json")["env"]
-    if ":" in args.env and not args.trust_run:
-        raise UserError(f"{args.run_dir} asks to import --env={args.env}; add --trust_run if you know what that does")
-    args.train_dir, args.experiment, args.device, args.seed = str(args.run_dir.parent), args.run_dir.name, "cpu", 0
-    cfg = load_run(args)
-    which = args.checkpoint or ("latest" if cfg.self_play_past_fraction > 0 else "best")
-    number = args.policy if args.policy >= 0 else best_policy(cfg, which)
-    path = find_policy(cfg, which, number)[0]
-    with contextlib.closing(make_vector_env(cfg, 1)) as env:
-        env.reset(evaluation_seeds(cfg.seed, 1))  # now an action mask shows
-        kind = env.kinds[assign_kinds(cfg, describe(env))[number]]
-    algorithm = algorithm_class(cfg.algo)(cfg)
-    model = algorithm.make_model(kind.obs_space, kind.action_space).eval()
-    state = checkpoint.load_checkpoint(path)
-    checkpoint.load_weights(model, state, path, cfg.algo)
-    return Policy(algorithm, model, kind.obs_space, kind.action_space), f"{path} ({state['env_steps']:,} env_steps)"
+    loaded = load(args.run_dir, policy=args.policy if args.policy >= 0 else None, checkpoint=args.checkpoint,
+                  precision="float32", trust_run=args.trust_run)
+    return Exported(loaded.algorithm, loaded.model, loaded.kind.obs_space, loaded.kind.action_space), loaded.source
 
 
-def trace(policy: Policy) -> torch.export.ExportedProgram:
+def trace(policy: Exported) -> torch.export.ExportedProgram:
     """Turn a policy into a graph of operators. Raises `UserError` for code of a user's that cannot be."""
     for part in policy.model.modules():
         if isinstance(part, RunningNormalizer):

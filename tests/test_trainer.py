@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -294,3 +296,37 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(tmp_path: Path, argume
         APPO(**{"env": "CartPole-v1", "train_dir": str(tmp_path), "serial_mode": True} | arguments)
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+# ---- what dies meanwhile ---------------------------------------------------------------------------------------------
+
+
+def test_who_dies_while_the_others_pause_finish_or_load_is_replaced_and_does_it(tmp_path: Path) -> None:
+    def kill(role: str) -> None:
+        index = next(index for index, component in enumerate(appo.components) if component.role == role)
+        os.kill(appo.crew.processes[index].pid, signal.SIGKILL)
+
+    def send_and_kill(policy: int, kind: int, *more: int) -> None:
+        send(policy, kind, *more)
+        if kind == LOAD and appo.records.num_replaced < 3:
+            kill("learner")
+
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SMALL) as appo:
+        for role in ("rollout_worker", "learner"):
+            stopped = []
+
+            def stop_and_kill(role: str = role, stopped: list[bool] = stopped) -> bool:
+                if appo.env_steps >= appo.steps_promised + 200 and not stopped:
+                    stopped.append(True)
+                    kill(role)
+                return bool(stopped)
+
+            appo.train(10_000, should_stop=stop_and_kill)
+            assert appo.sampling.is_paused()
+            assert (appo.buffers.slot_place == WITH_WORKER).all()
+        given = {name: torch.full_like(tensor, 0.125) for name, tensor in appo.get_parameters()[0].items()}
+        send, appo.commands.send = appo.commands.send, send_and_kill
+        appo.set_parameters(given)
+        assert appo.records.num_replaced == 3
+        assert all((tensor == 0.125).all() for tensor in appo.get_parameters()[0].values())
+        assert appo.train(500)["sgd_steps"] > 0

@@ -24,6 +24,7 @@ from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from config import Config
+from runtime.command_line import as_typed
 from runtime.files import append
 
 MOST_WAITING = 1_000_000  # events; then the oldest are given up
@@ -71,8 +72,7 @@ class Board:
         for field in dataclasses.fields(cfg):
             if not {field.name, field.metadata["group"]} & NO_HYPERPARAMETERS:
                 value = getattr(cfg, field.name)
-                value = " ".join(map(str, value)) if isinstance(value, tuple) else value
-                settings[field.name] = value if isinstance(value, bool | int | float) else str(value)
+                settings[field.name] = value if isinstance(value, bool | int | float) else as_typed(value)
         for value in hparams_pb(settings, trial_id=f"{cfg.run_dir.name} in {cfg.run_dir.parent}").value:
             self._add(value, 0)
 

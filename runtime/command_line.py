@@ -116,10 +116,14 @@ def make_parser(description: str, epilog: str = "", algo: str = Config.algo,
     return parser
 
 
+def as_typed(value: Any) -> str:
+    """Write a setting as on the command line; "none" where it is empty."""
+    if isinstance(value, float):
+        return f"{value:g}"  # also 1.0 as 1
+    return (" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)) or "none"
+
+
 def show_default(value: Any) -> str:
     """Show a default so that it is easily read."""
-    if isinstance(value, tuple):
-        return " ".join(map(str, value)) or "none"
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-    return str(value) or "none"
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return f"{value:,}" if is_whole else as_typed(value)

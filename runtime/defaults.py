@@ -10,7 +10,7 @@ from typing import Any
 
 from config import Config
 from envs.families import LARGE_OBSERVATIONS, PROFILES, family_profile
-from runtime.command_line import OneLineParser, make_parser
+from runtime.command_line import OneLineParser, as_typed, make_parser
 from runtime.machine import Machine, automatic
 
 WIDTH = 79
@@ -55,11 +55,5 @@ def describe_profiles(algo: str = Config.algo) -> str:
 
 def list_settings(settings: Mapping[str, Any]) -> str:
     """List settings as name=value; the number of environments, which no setting has, in words."""
-    return ", ".join(f"{value} environments in all" if name == "num_envs" else f"{name}={show(value)}"
+    return ", ".join(f"{value} environments in all" if name == "num_envs" else f"{name}={as_typed(value)}"
                      for name, value in settings.items())
-
-
-def show(value: Any) -> str:
-    """Write a value as on the command line."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else (
-        str(value))

@@ -13,6 +13,7 @@ from config import Config, canonical_algo, make_config, run_dir_of, tunable
 from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
+from runtime.command_line import as_typed
 from runtime.files import load_saved, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
@@ -60,8 +61,9 @@ def check_kind(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path
 def changes(cfg: Config) -> dict[str, str]:
     """Say of each setting of a resumed run that is no longer the saved one what it was and is; before it is saved."""
     saved = load_saved(cfg.run_dir / "config.json")
-    return {name: f"{name} {show(saved[name])} -> {show(value)}" for name, value in vars(cfg).items()
-            if name not in (*PLACE, "restart_behavior", "trust_run") and show(saved.get(name, value)) != show(value)}
+    both = {name: (as_typed(saved.get(name, value)), as_typed(value)) for name, value in vars(cfg).items()
+            if name not in (*PLACE, "restart_behavior", "trust_run")}
+    return {name: f"{name} {old} -> {new}" for name, (old, new) in both.items() if old != new}
 
 
 def describe_resume(cfg: Config, given: Mapping[str, Any]) -> str:
@@ -69,19 +71,12 @@ def describe_resume(cfg: Config, given: Mapping[str, Any]) -> str:
     changed = changes(cfg)
     tuned = changed.keys() & tunable(cfg) if cfg.with_pbt and "with_pbt" not in changed else set()
     new = vars(type(cfg)()) | profile(cfg.env, {"algo": cfg.algo} | given)
-    kept = [f"{name}={show(value)}" for name, value in vars(cfg).items()
-            if name not in {*PLACE, *MODES, *given} and show(value) != show(new[name])]
+    kept = [f"{name}={as_typed(value)}" for name, value in vars(cfg).items()
+            if name not in {*PLACE, *MODES, *given} and as_typed(value) != as_typed(new[name])]
     kept += [f"{name} (by population-based training)" for name in sorted(tuned)]
     parts = (("changed: ", [text for name, text in changed.items() if name not in tuned]), ("kept: ", kept))
     return "".join(textwrap.fill(begin + ", ".join(texts), 100, subsequent_indent="  ", max_lines=3,
                                  placeholder=" ... (config.json has all)") + "\n" for begin, texts in parts if texts)
-
-
-def show(value: Any) -> str:
-    """Write a setting as on the command line."""
-    if isinstance(value, float):
-        return f"{value:g}"  # also 1.0 as 1
-    return (" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)) or "none"
 
 
 def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[int, str]:

@@ -51,6 +51,7 @@ def test_the_notebook_runs_and_an_interrupted_kernel_goes_on(tmp_path: Path, mon
     notebook.cells += [nbformat.v4.new_code_cell(source) for source in (INTERRUPTED, GO_ON)]
     printed = run(notebook, tmp_path, monkeypatch)
     assert (tmp_path / "train_dir" / "corridor" / "checkpoints").is_dir()
+    assert "right\n" in printed, "what was learned"
     assert "interrupted True" in printed[-2]
     assert "went on True" in printed[-1]
     assert "left []" in printed[-1]

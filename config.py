@@ -219,7 +219,7 @@ class Config:
     eval_deterministic: bool = option(False, "evaluation", "take the most likely actions instead of sampling")
 
     # ---- records ---------------------------------------------------------------------------------------------
-    report_interval_sec: float = option(5.0, "records", "seconds between reports (metrics.jsonl, TensorBoard)",
+    report_interval_sec: float = option(5.0, "records", "seconds between reports; after each dataset in serial mode",
                                         bounds=POSITIVE)
     save_every_sec: float = option(15.0, "records", "seconds between checkpoints: what a run may lose that is killed; "
                                    "a hundred times as long as writing one takes if that is more", bounds=POSITIVE)

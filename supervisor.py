@@ -144,6 +144,7 @@ class Supervisor:
                 raise UserError(told)
             self.records.log(told)
             return
+        self.records.save_config()
         self.records.begin(self.env_steps, goal)
         self.evaluations.begin(self.env_steps)
         with STOP_SIGNAL.deferred():
@@ -249,11 +250,12 @@ class Supervisor:
             self.records.check_saved()
 
     def __enter__(self) -> "Supervisor":
+        self._check_alive()
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
         if kind is not None and not self.ended and self.process == os.getpid():
-            self._give_up(save=not issubclass(kind, KeyboardInterrupt))
+            self._give_up(save=True)
         self.close()
 
     # ---- start and stop ------------------------------------------------------------------------------------------

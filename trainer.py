@@ -81,7 +81,7 @@ class Trainer(Supervisor):
             if twice := {name for name in more if given.get(name) is not None}:
                 raise UserError(f"{min(twice)} is given twice; give it once")
             given |= more
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: plain(value) for name, value in given.items() if value is not None}
         if "device" in given:
             given["device"] = "cuda" if str(given["device"]) == "gpu" else str(given["device"])
         if "env_kwargs" in given:
@@ -109,10 +109,15 @@ class Trainer(Supervisor):
         the last row of metrics.jsonl, with the totals of the run as total_env_steps and total_sgd_steps. Ctrl-C saves
         and raises `KeyboardInterrupt`; afterwards the system can be used as before.
         """
-        self._refuse_in_callback("train")
-        if train_for_env_steps is not None and not (0 < train_for_env_steps <= MAX_STEPS and float(
-                train_for_env_steps).is_integer()):
-            raise UserError(f"train_for_env_steps={train_for_env_steps} must be a whole number above 0 (at most 1e18)")
+        self._check_alive()
+        if self.records.begun is not None:
+            raise UserError("train() is running already; a callback stops it by returning False")
+        steps = plain(train_for_env_steps)
+        is_number = isinstance(steps, int | float)
+        if steps is not None and not (is_number and 0 < steps <= MAX_STEPS and steps == int(steps)):
+            raise UserError(f"train_for_env_steps={steps!r} must be a whole number above 0 (at most 1e18)")
+        if not (callback is None or callable(callback)):
+            raise UserError(f"callback={callback!r} must be a function of a report")
         before = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
         begun, told, failure = time.monotonic(), self.records.row, []
 
@@ -124,15 +129,14 @@ class Trainer(Supervisor):
                 return bool(failure)
             told, self._in_callback = row, True
             try:
-                return callback(dict(row)) is False
-            except Exception as error:  # noqa: BLE001  raised again when the training has paused
+                return plain(callback(dict(row))) is False
+            except BaseException as error:  # noqa: BLE001  raised again when the training has paused
                 failure.append(error)
                 return True
             finally:
                 self._in_callback = False
 
-        super().train(None if train_for_env_steps is None else int(train_for_env_steps),
-                      lambda: tell() or should_stop())
+        super().train(None if steps is None else int(steps), lambda: tell() or should_stop())
         tell()
         if failure:
             raise failure[0]
@@ -146,7 +150,8 @@ class Trainer(Supervisor):
         """Change settings of a system that was made, between calls of `train` or in its callback.
 
         What the loss weighs and how fast it learns can change (the numbers that population-based training tunes), and
-        when to report, save and stop. Raises `UserError` for all others, naming them.
+        when to report, save and stop. With lr_schedule='kl_adaptive' a learning rate only moves the schedule's for a
+        while. Raises `UserError` for all others, naming them.
         """
         self._check_alive()
         changeable = {*RECORDS_SETTINGS, *(() if self.cfg.with_pbt else tunable(self.cfg))}
@@ -155,7 +160,11 @@ class Trainer(Supervisor):
                 raise UserError(f"unknown setting {name}{nearest(name, changeable)}")
             raise UserError(f"{name} cannot change in a system that was made; make a new one with it. These can: "
                             + ", ".join(sorted(changeable)))
+        settings = {name: plain(value) for name, value in settings.items()}
         self.cfg = self.records.cfg = dataclasses.replace(self.cfg, **settings)
+        if "learning_rate" in settings and self.cfg.lr_schedule == "kl_adaptive":
+            self.records.log("lr_schedule='kl_adaptive' goes on from this learning_rate, and soon leaves it; one that "
+                             "stays needs lr_schedule='constant' from the start")
         if settings.keys() - set(RECORDS_SETTINGS):
             self.buffers.settings[:] = torch.tensor([*tunable(self.cfg).values()], dtype=torch.float64)
             for policy in self.buffers.policies:
@@ -191,8 +200,11 @@ class Trainer(Supervisor):
             states = {policy: {name: state[name] for name in ("algo", "model") if name in state}
                       for policy, state in self._read(Path(parameters)).items()}
         else:
+            if not isinstance(parameters, Mapping):
+                raise UserError(f"parameters are a {type(parameters).__name__}; give a state dict, or "
+                                "{policy: state dict}")
             by_policy = parameters if all(isinstance(key, int) for key in parameters) else self._for_all(parameters)
-            states = {policy: {"model": dict(state)} for policy, state in by_policy.items()}
+            states = {policy: {"model": state} for policy, state in by_policy.items()}
         self._replace_parameters(states, reset_optimizer=reset_optimizer)
 
     def save(self, path: str | os.PathLike | None = None, policy: int = 0) -> None:
@@ -201,6 +213,7 @@ class Trainer(Supervisor):
         Raises `ComponentError` when it cannot be written.
         """
         self._check_alive()
+        check_policy(policy, self.cfg)
         self._save()
         self.records.check_saved()
         if path is not None:
@@ -208,8 +221,8 @@ class Trainer(Supervisor):
             try:
                 with newest.open("rb") as source, replacing(Path(path)) as target:
                     shutil.copyfileobj(source, target)
-            except OSError as error:
-                raise UserError(f"{path} cannot be written: {error.strerror}") from error
+            except (OSError, ValueError) as error:
+                raise UserError(f"save({str(path)!r}) cannot be written: {error}") from error
 
     def load(self, path: str | os.PathLike, policy: int | None = None) -> None:
         """Take over parameters and optimizer from a checkpoint of one policy, or from the newest ones of a run.
@@ -229,7 +242,11 @@ class Trainer(Supervisor):
     def _read(self, path: Path, policy: int | None = None) -> dict[int, dict[str, Any]]:
         """Read the checkpoint of a file, or those of a run."""
         if not path.is_dir():
-            state = checkpoint.load_checkpoint(path)
+            try:
+                state = checkpoint.load_checkpoint(path)
+            except checkpoint.DamagedCheckpoint as error:
+                raise UserError(f"{error}; what torch.save has made of a state dict is none: give torch.load(path)"
+                                ) from None
             return self._for_all(state) if policy is None else {policy: state}
         states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(self.cfg.num_policies)}
         if None in states.values():
@@ -278,12 +295,20 @@ class Trainer(Supervisor):
     def predict(self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False,
                 policy: int = 0, action_mask: Any = None) -> tuple[Any, Tensor]:
         """Choose the action of a policy with its newest parameters; as `Policy.predict`, which says more."""
+        if self.process != os.getpid():
+            raise UserError("predict() works in the process that made the system; load() a checkpoint in another one")
         if policy not in self._policies:
             check_policy(policy, self.cfg)
             kind = self.buffers.policies[policy].kind
             self._policies[policy] = Policy.of_info(self.cfg, self.buffers.info, kind, self.models[policy], CPU)
         self._policies[policy].refresh(self.buffers.policies[policy].weights)
         return self._policies[policy].predict(obs, state, episode_start, deterministic, action_mask)
+
+
+def plain(value: Any) -> Any:
+    """Return a number of NumPy or PyTorch as Python's own, and anything else as it is."""
+    is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0)
+    return value.item() if is_number else value
 
 
 def as_json(env_kwargs: str | Mapping[str, Any]) -> str:
@@ -311,6 +336,8 @@ def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:
 def fit(given: Mapping[str, Any], own: Parameters, policy: int) -> dict[str, Tensor]:
     """Return parameters as tensors. Raises `UserError` where they differ from a policy's own in names or shapes."""
     whose = f"the parameters of policy {policy}"
+    if not isinstance(given, Mapping):
+        raise UserError(f"{whose} are a {type(given).__name__}; give a state dict")
     for name in sorted(own.keys() - given.keys()):
         raise UserError(f"{whose} lack {name!r}")
     for name in sorted(given.keys() - own.keys(), key=str):
@@ -318,7 +345,10 @@ def fit(given: Mapping[str, Any], own: Parameters, policy: int) -> dict[str, Ten
     state = {}
     for name, tensor in own.items():
         try:
-            state[name] = torch.as_tensor(given[name]).detach().to("cpu", tensor.dtype, copy=True)
+            value = torch.as_tensor(given[name]).detach()
+            if value.is_complex():
+                raise TypeError("complex numbers")
+            state[name] = value.to("cpu", tensor.dtype, copy=True)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"{whose}: {name} is no tensor ({error})") from error
         if state[name].shape != tensor.shape:

@@ -112,7 +112,8 @@ def find_spec(env_id: str) -> EnvSpec:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        raise UserError(f"--env={env_id} is unknown{explain_unknown(env_id, functions)}") from error
+        what = f"names nothing that module '{module}' makes or registers" if functions else "is unknown"
+        raise UserError(f"--env={env_id} {what}{explain_unknown(env_id, functions)}") from error
 
 
 def explain_unknown(env_id: str, functions: Mapping[str, Callable]) -> str:

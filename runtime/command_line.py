@@ -1,6 +1,7 @@
 """The command line: every setting of the configuration as a flag. Used by `train.py` and the other commands."""
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import typing
@@ -24,6 +25,8 @@ def parse_bool(text: str) -> bool:
 
 
 def _parse_int(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        return int(text)
     number = _parse_float(text)  # 1e7 is welcome, 1.5 is not
     if not number.is_integer():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")

@@ -114,7 +114,8 @@ def choose_device(name: str, policy: int = 0) -> torch.device:
         device = torch.device("cpu" if name == "auto" else name)
         torch.zeros(1, device=device).item()  # "meta" is there, but holds nothing
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device={name} cannot be used: {str(error).splitlines()[0]}") from error
+        why = "choose auto, cpu, cuda, cuda:1, ..." if "Expected one of" in str(error) else str(error).splitlines()[0]
+        raise UserError(f"--device={name} cannot be used: {why}") from error
     return device
 
 

@@ -97,10 +97,17 @@ class Policy:
     def _act(self, leaves: Mapping[str, np.ndarray], count: int, state: Any, episode_start: Any, deterministic: bool,
              ) -> tuple[Any, Tensor]:
         size = self.model.state_size
-        states = torch.zeros(count, size) if state is None else torch.as_tensor(state, dtype=torch.float32)
-        if states.numel() != count * size:
-            raise UserError(f"state has the shape {tuple(states.shape)}, not {(count, size)}")
-        new = np.broadcast_to(np.asarray(False if episode_start is None else episode_start, bool), count)
+        states, new = torch.zeros(count, size), np.zeros(count, bool)
+        try:
+            if state is not None:
+                given = torch.stack(list(state)) if isinstance(state, list | tuple) else torch.as_tensor(state)
+                if given.shape not in ((count, size), (size,)[: count == 1]):
+                    raise ValueError(f"its shape is {tuple(given.shape)}, not {(count, size)}")
+                states = given.float().reshape(count, size)
+            if episode_start is not None:
+                new = np.broadcast_to(np.asarray(episode_start, bool), count)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"state or episode_start does not belong to {count} observations: {error}") from error
         tensors = {name: torch.as_tensor(value, device=self.device) for name, value in leaves.items()}
         with torch.random.fork_rng(devices=()):
             torch.set_rng_state(self.random_state)

@@ -11,6 +11,7 @@ from runtime.board import Board
 
 EVALUATION = ("eval_return", "eval_env_steps", "eval_sgd_steps")
 TOTALS = ("sgd_steps", "env_steps_trained")  # of all learners of the policy
+WINDOWS = ("returns", "lengths", "objectives", "matches")  # of `PolicyRecords`
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
 MIN_BEST_SEC = 1.0  # between two saves of a new best score
 BEST_SHARE = 0.02  # of the learner's time that these saves may take
@@ -82,10 +83,21 @@ class PolicyRecords:
         self.lag_max = max(self.lag_max, stats["policy_lag_max"])
         self.num_datasets += 1
 
+    def window(self) -> dict[str, list[float]]:
+        """Return the last episodes, to be saved."""
+        return {name: list(getattr(self, name)) for name in WINDOWS} | {"objectives_told": self.has_objective}
+
+    def restore_window(self, saved: dict[str, Any]) -> None:
+        """Take over what `window` returned. Raises `LookupError`, `TypeError` or `ValueError` for anything else."""
+        values = {name: [float(value) for value in saved[name]] for name in WINDOWS}
+        self.has_objective = bool(saved["objectives_told"])
+        for name in WINDOWS:
+            getattr(self, name).extend(value for value in values[name] if math.isfinite(value))
+
     def forget_episodes(self) -> None:
         """Begin a new window of episodes: the parameters are others."""
-        for window in (self.returns, self.lengths, self.objectives, self.matches):
-            window.clear()
+        for name in WINDOWS:
+            getattr(self, name).clear()
 
     def saved_best(self, seconds: float) -> None:
         """Note that the best checkpoint was saved, and how long that took."""

@@ -53,13 +53,16 @@ class Records:
         self.buffers = buffers  # for the scores of the best checkpoints
         self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed_at is not None
         earlier = read_summary(self.run_dir) if self.resumed else {}
-        self.wall_before = read_number(earlier, "wall_sec")  # seconds of training before this process
         num_lost, last = cut_lost_rows(self.run_dir / "metrics.jsonl", resumed_at) if self.resumed else (0, {})
+        # seconds of training before this process; the summary may be damaged
+        self.wall_before = max(read_number(earlier, "wall_sec"), read_number(last, "wall_sec"))
         self.episodes_before = int(read_number(last, "num_episodes"))
         self.steps_before, self.sgd_steps_before = resumed_at or 0, sum(sgd_steps)
         # a resumed policy waits for a full window: it would else be ranked by a single episode
         self.policies = [PolicyRecords(cfg, policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
                          for policy, steps in enumerate(sgd_steps)]
+        self.read_windows(resumed_at)
+        self.saved_cfg: Config | None = None
         self.last_saved = dict.fromkeys((SAVE_PERIODIC, SAVE_MILESTONE), time.monotonic())
         self.save_sec = 0.0  # that a checkpoint takes
         self.train_sec = 0.0  # in earlier calls of train()
@@ -190,11 +193,21 @@ class Records:
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
+        windows = {"env_steps": env_steps, "policies": [policy.window() for policy in self.policies]}
+        self._write(lambda: write_atomically(self.run_dir / "episodes.json", json.dumps(windows) + "\n"))
         self.rest()
 
     def rest(self) -> None:
         """Count no time until the next call of train() for the first SGD step."""
         self.resting_since = time.time()
+
+    def read_windows(self, resumed_at: int | None) -> None:
+        """Go on with the last episodes of each policy, if the run ended in order."""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            windows = parse_json((self.run_dir / "episodes.json").read_text())
+            if windows["env_steps"] == resumed_at:
+                for policy, window in zip(self.policies, windows["policies"], strict=True):
+                    policy.restore_window(window)
 
     def scored_versions(self) -> list[int | None]:
         """Return the SGD steps of the weights of each policy that were scored last."""
@@ -311,8 +324,10 @@ class Records:
             self.unwritten.note("records", None)
 
     def save_config(self) -> None:
-        """Write settings that have changed."""
-        self._write(lambda: self.cfg.save(self.run_dir / "config.json"))
+        """Write the settings, if they have changed."""
+        if self.cfg != self.saved_cfg:
+            self.saved_cfg = self.cfg
+            self._write(lambda: self.cfg.save(self.run_dir / "config.json"))
 
     def check_saved(self) -> None:
         """Raise `ComponentError` when the last periodic checkpoint of a policy could not be written."""

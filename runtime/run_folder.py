@@ -23,6 +23,9 @@ from runtime.user_error import UserError
 MODES = ("restart_behavior", "trust_run", "device", "serial_mode", "policy_workers_per_policy",
          "set_workers_cpu_affinity", "learner_threads", "trace_sec")
 PLACE = ("env", "train_dir", "experiment")  # where the run is, and what it is looked for by
+# what a run is of: with others its weights and its scores would mean something else
+KIND = ("env", "env_kwargs", "algo", "nonlinearity", "squash_actions", "adaptive_stddev", "obs_subtract_mean",
+        "obs_scale", "normalize_input_keys", "normalize_returns")
 ANOTHER = "use another --experiment NAME, or --restart_behavior=restart"
 
 
@@ -46,16 +49,18 @@ def configure(given: Mapping[str, Any]) -> Config:
 
 
 def check_kind(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:
-    """Raise `UserError` when a folder holds a run of another environment, algorithm or number of policies.
+    """Raise `UserError` when a folder holds a run of another environment, algorithm, network or number of policies.
 
     Only a population that population-based training tends may grow or shrink: it would soon replace a bad beginner.
+    Networks with weights of other shapes are refused when the weights are loaded.
     """
     if "algo" in given:
         given = {**given, "algo": canonical_algo(given["algo"])}
-    for name in ("env", "algo") if saved.get("with_pbt") else ("env", "algo", "num_policies"):
-        old = saved.get(name, getattr(Config, name))  # the oldest runs do not name their algorithm
-        if given.get(name, old) != old:
-            raise UserError(f"{run_dir} holds a run of --{name}={old}, not of {given[name]}; {ANOTHER}")
+    for name in (*KIND, *(() if saved.get("with_pbt") else ("num_policies",))):
+        old = saved.get(name, given.get(name) if name not in ("env", "algo") else getattr(Config, name))
+        if as_typed(given.get(name, old)) != as_typed(old):
+            raise UserError(f"{run_dir} holds a run of --{name}={as_typed(old)}, not of {as_typed(given[name])}; "
+                            f"{ANOTHER}")
 
 
 def changes(cfg: Config) -> dict[str, str]:
@@ -104,7 +109,8 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[int, str]:
                 run_dir.rename(unused_name(run_dir))
         make_folders(cfg)
         lock = lock_folder(run_dir)
-        cfg.save(run_dir / "config.json")
+        if not (run_dir / "config.json").exists():  # else it is saved when the training goes on
+            cfg.save(run_dir / "config.json")
         (run_dir / "metrics.jsonl").open("a").close()  # later, what cannot be written ends nothing
     return lock, news
 

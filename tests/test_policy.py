@@ -91,8 +91,11 @@ def test_a_memory_goes_from_step_to_step_and_is_empty_where_an_episode_starts(rn
         action, alone = policy.predict(obs[t, 1], alone, bool(starts[t, 1]), deterministic=True)
         assert alone.shape == (model.state_size,)
         assert action == expected[t, 1]
-    with pytest.raises(UserError, match=r"^state has the shape"):
-        policy.predict(obs[0], torch.zeros(3))
+    again, _ = policy.predict(list(obs[5]), list(state), deterministic=True)  # each one's by itself
+    assert again.shape == (3,)
+    for wrong in ({"state": torch.zeros(3)}, {"state": state.T}, {"state": "empty"}, {"episode_start": [True] * 2}):
+        with pytest.raises(UserError, match="does not belong to 3 observations"):
+            policy.predict(obs[0], **wrong)
 
 
 def test_drawn_actions_follow_the_distribution_and_disturb_no_other_generator() -> None:

@@ -19,7 +19,7 @@ from appo import APPO, load
 from pql import PQL
 from runtime import checkpoint
 from runtime.inbox import LOAD
-from runtime.user_error import UserError
+from runtime.user_error import ComponentError, UserError
 from shared_buffers import WITH_WORKER
 from trainer import ENCODERS, Trainer, encoder_settings
 
@@ -67,7 +67,7 @@ def test_a_budget_that_the_call_before_has_taken_takes_nothing(tmp_path: Path) -
         steps = [appo.train(1)["env_steps"] for _ in range(2 * NUM_ENVS)]
         assert sum(steps) == appo.env_steps == 2 * NUM_ENVS
         assert set(steps) == {0, NUM_ENVS}
-        for wrong in (0, -5, 1.5, math.nan, math.inf):
+        for wrong in (0, -5, 1.5, math.nan, math.inf, 1e30, "100", [5]):
             with pytest.raises(UserError, match="must be a whole number above 0"):
                 appo.train(wrong)
 
@@ -230,8 +230,9 @@ def test_parameters_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Pat
 def test_what_is_for_between_two_calls_is_refused_in_a_callback(tmp_path: Path) -> None:
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
         for forbidden in (lambda: appo.set_parameters(appo.get_parameters()), lambda: appo.train(100), appo.close):
-            with pytest.raises(UserError, match="is for between two calls of train"):
+            with pytest.raises(UserError, match=r"a callback stops (one|it) by returning False"):
                 appo.train(2000, lambda row, use=forbidden: use())
+        assert appo.train(300)["env_steps"] >= 300, "the system can be used as before"
 
 
 def test_each_policy_of_a_population_has_its_own(tmp_path: Path) -> None:
@@ -242,11 +243,27 @@ def test_each_policy_of_a_population_has_its_own(tmp_path: Path) -> None:
         assert [appo.predict(np.zeros(4), policy=policy)[0] for policy in range(2)] == [0, 1]
         with pytest.raises(UserError, match="there are 2 policies; name one"):
             appo.set_parameters(parameters)
+        for wrong in (None, [1], {}, {0: None}):
+            with pytest.raises(UserError, match=r"give a state dict|no parameters"):
+                appo.set_parameters(wrong)
         for policy in (2, -1):
             with pytest.raises(UserError, match=f"there is no policy {policy}; there are 0 to 1"):
                 appo.predict(np.zeros(4), policy=policy)
         appo.save(tmp_path / "second.pt", policy=1)
     assert load(tmp_path / "second.pt", policy=1).predict(np.zeros(4))[0] == 1
+
+
+def test_an_interrupt_between_two_calls_loses_nothing(tmp_path: Path) -> None:
+    with (pytest.raises(KeyboardInterrupt),
+          APPO("CartPole-v1", train_dir=str(tmp_path), experiment="cut", **SERIAL) as appo):
+        appo.train(1000)
+        raise KeyboardInterrupt
+    newest = checkpoint.load_newest(tmp_path / "cut")[1]
+    assert newest["sgd_steps"] == sum(appo.versions) > 0
+    with pytest.raises(ComponentError, match="this system has ended"), appo:
+        pass
+    with pytest.raises(ComponentError, match="this system has ended"):
+        appo.change(learning_rate=np.float32(1e-3))
 
 
 def test_two_systems_train_in_turns_in_one_process(tmp_path: Path) -> None:

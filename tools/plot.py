@@ -164,8 +164,10 @@ def draw_population(run_dir: Path, output: Path) -> None:
         draw_setting(panel, name, events)
     for panel in list(panels)[len(names):]:
         panel.remove()
+    copied = any(event["donor"] is not None for event in events)
     circle = Line2D([], [], color="gray", marker="o", fillstyle="none", linestyle="", label="became a copy")
-    figure.legend(handles=[*figure.axes[0].lines, circle], loc="outside upper center", ncols=8, frameon=False)
+    figure.legend(handles=[*figure.axes[0].lines, *([circle] if copied else [])], loc="outside upper center", ncols=8,
+                  frameon=False)
     figure.savefig(output, dpi=100)
 
 
@@ -219,6 +221,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"plot.py: {error}", file=sys.stderr)
         return 2
+    print(args.output)
     return 0
 
 

@@ -254,9 +254,13 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is not None and not self.ended and self.process == os.getpid():
+        if kind is not None and issubclass(kind, ComponentError) and not self.ended and self.process == os.getpid():
             self._give_up(save=True)
-        self.close()
+        try:
+            self.close()
+        except ComponentError:
+            if kind is None:  # else the first error counts
+                raise
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 

@@ -40,8 +40,9 @@ def main(argv: list[str]) -> int:
             return 0
         if not isinstance(error, KeyboardInterrupt | UserError | ComponentError):
             raise
-        where = error.where() if isinstance(error, EnvironmentFailure) else ""
-        complain(f"{where}train.py: {str(error) or 'ended without saving'}")
+        text = (error.where() if isinstance(error, EnvironmentFailure) else "") + (str(error) or "ended without saving")
+        frames, end, line = text.rpartition("\n") if text.startswith("  File") else ("", "", text)  # of an environment
+        complain(f"{frames}{end}train.py: {line}")
         return 2 if isinstance(error, UserError) else 1
     return 0
 

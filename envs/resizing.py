@@ -46,8 +46,8 @@ def resizer(space: spaces.Space, width: int, height: int) -> Resizer | None:
 
 def no_images(space: Any) -> UserError:
     """Return the error of an environment without images that can be resized."""
-    return UserError(f"--res_w and --res_h need uint8 images of height x width x channels, not {space}; the smallest axis "
-                     "counts as channels; leave them at 0")
+    return UserError(f"--res_w and --res_h need uint8 images of height x width x channels, not {space} (the smallest "
+                     "axis counts as channels); leave them at 0")
 
 
 def resize_images(env: gym.Env, width: int, height: int) -> gym.Env:

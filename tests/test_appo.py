@@ -187,6 +187,9 @@ class Library(gym.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return 5, {}
 
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return 5, 0.0, False, False, {}
+
 
 def test_a_network_that_fits_nowhere_is_refused_before_it_is_made(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"observation 'obs' has 1,099,511,627,776 options; as one-hot vectors"):

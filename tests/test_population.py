@@ -234,14 +234,6 @@ def test_files_tell_the_settings_and_the_shaping_of_every_policy(finished: Simpl
     assert not list(finished.dir.rglob("*.tmp"))
 
 
-def test_files_are_json_whatever_the_settings(tmp_path: Path) -> None:
-    make(tmp_path, **PBT | {"max_grad_norm": math.inf}).close()
-    for path in [*(tmp_path / "run").glob("policy_*_cfg.json"), tmp_path / "run" / "population.jsonl"]:
-        assert not re.search("Infinity|NaN", path.read_text()), "they are not JSON"
-    with make(tmp_path, **PBT) as resumed:
-        assert learners(resumed)[0].cfg.max_grad_norm == math.inf
-
-
 @pytest.mark.parametrize(("rate", "optimize_gamma"), [(1.0, True), (0.0, False)])
 def test_policy_0_begins_with_the_given_settings_and_each_other_with_one_mutation(
         tmp_path: Path, rate: float, *, optimize_gamma: bool) -> None:
@@ -441,7 +433,7 @@ def test_shaping_reaches_the_environment_once_when_an_episode_begins(finished: S
     calls: dict[int, list[str]] = {}
     for call in finished.tape:
         calls.setdefault(id(call.env), []).append(call.what)
-    trained = [" ".join(what) for what in calls.values() if "step" in what]
+    trained = [" ".join(what) for what in calls.values() if what.count("step") > 1]  # the first one is only looked at
     assert len(trained) == SMALL["num_envs_per_worker"]
     episode = "reset shaping" + STEPS * " step"
     for what in trained:
@@ -763,7 +755,7 @@ def test_a_mapping_that_goes_wrong_later_ends_the_run_with_one_line(refuse: Call
                   "--train_for_env_steps=1e9", "--policy_mapping=tiny_games:goes_wrong_later")
     assert "--policy_mapping returned policy 2 for agent" in line
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "HigherWins (left, right)" in log, "it had begun"
+    assert "HigherWins, 2 agents" in log, "it had begun"
     assert "--policy_mapping returned policy 2 for agent" in log
 
 
@@ -800,7 +792,7 @@ def test_a_shaping_with_other_keys_than_before_is_refused_with_one_line(
         now: dict[str, Any], fragments: list[str]) -> None:
     shutil.copytree(finished.dir, tmp_path / "run")
     monkeypatch.setattr(tiny_games.Payday, "get_default_reward_shaping", lambda env: now)
-    line = refuse("--env=tiny_games:Payday")
+    line = refuse("--env=tiny_games:Payday", "--serial_mode")
     assert all(fragment in line for fragment in ["get_default_reward_shaping()", *fragments]), line
 
 
@@ -946,7 +938,7 @@ def test_policies_take_turns_on_the_gpus_unless_one_device_is_chosen(
         monkeypatch: pytest.MonkeyPatch, name: str, num_gpus: int, devices: list[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.setattr(torch, "empty", lambda *shape, device: None)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: SimpleNamespace(item=lambda: 0.0))
     assert [str(choose_device(name, policy)) for policy in range(5)] == devices
 
 

@@ -257,13 +257,11 @@ def test_environment_that_raises_ends_the_run_with_status_1_and_its_traceback(tm
     (tmp_path / "breaking_env.py").write_text(BREAKING_ENV)
     outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking_env:Breaks", "--max_restarts=0")
     assert outcome.status == 1, outcome
-    lines = outcome.err.strip().splitlines()
-    assert lines[0] == "train.py: rollout_worker_0 failed"
-    assert re.fullmatch(r"runtime\.user_error\.EnvironmentFailure: breaking_env:Breaks, seed \d+, step \d+: "
+    lines = outcome.err.splitlines()
+    assert lines[0].startswith(f'  File "{tmp_path / "breaking_env.py"}", line '), "the environment's own lines alone"
+    assert re.fullmatch(r"train.py: rollout_worker_0 failed: breaking_env:Breaks, seed \d+, step \d+: "
                         r"step\(\) raised ValueError: the wheel came off", lines[-1])
-    assert lines.count("ValueError: the wheel came off") == 1
-    assert outcome.err.count("Traceback") == 2, "the environment's own error, then which environment it was"
-    assert f'File "{tmp_path / "breaking_env.py"}"' in outcome.err
+    assert "runtime" not in "".join(lines[:-1])
 
 
 # ---- the run's folder exists -----------------------------------------------------------------------------------------
@@ -275,7 +273,7 @@ def test_resume_continues_counters_and_records(finished: SimpleNamespace, run_di
     assert (outcome.status, outcome.err) == (0, "")
     before, after = newest_state(finished.run_dir), newest_state(run_dir)
     assert f"resumed at env_steps={before['env_steps']:,} sgd_steps={before['sgd_steps']:,}" in outcome.out
-    assert f"\nchanged: train_for_env_steps {GOAL} -> {2 * GOAL}, device cpu -> auto\nkept: num_work" in outcome.out
+    assert f"changed: train_for_env_steps {GOAL} -> {2 * GOAL}, device cpu -> auto\nkept: num_work" in outcome.out
     assert after["sgd_steps"] > before["sgd_steps"]
     assert after["env_steps"] > before["env_steps"]
     assert after["env_steps_trained"] > before["env_steps_trained"]

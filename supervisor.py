@@ -177,7 +177,7 @@ class Supervisor:
             while not should_stop() and self.evaluations.ask_for_last(self.env_steps, scored(), self.versions):
                 self._advance()
         except BaseException as error:
-            self.records.log_failure(error)
+            self.records.log(str(error) or type(error).__name__, to_console=False)  # whoever handles it tells it
             self._give_up(save=not isinstance(error, KeyboardInterrupt))
             raise
         self.records.flush(self.env_steps)
@@ -248,19 +248,6 @@ class Supervisor:
                 draw(self)
         if in_order:
             self.records.check_saved()
-
-    def __enter__(self) -> "Supervisor":
-        self._check_alive()
-        return self
-
-    def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is not None and issubclass(kind, ComponentError) and not self.ended and self.process == os.getpid():
-            self._give_up(save=True)
-        try:
-            self.close()
-        except ComponentError:
-            if kind is None:  # else the first error counts
-                raise
 
     # ---- start and stop ------------------------------------------------------------------------------------------
 
@@ -363,7 +350,7 @@ def introduce(system: Supervisor, plan: Plan, given: dict[str, Any], news: str) 
     announce(system.records.log, system.cfg, plan, system.buffers.num_bytes, None if is_resumed else given)
     if system.population is not None:
         system.records.add_population([], system.population.all_numbers(), system.env_steps)
-    system.records.rest()
+    system.records.resting_since = time.time()
 
 
 def draw(system: Supervisor) -> None:

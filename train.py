@@ -4,6 +4,7 @@ A thin command line over `supervisor.Supervisor`. Exit status: 0 when finished o
 after saving, 2 for bad input (one line), 1 when a component failed (its traceback). Read next: `appo.py`.
 """
 
+import contextlib
 import signal
 import sys
 
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
             algo = algo_of(argv)
             given = vars(make_full_parser(__doc__.splitlines()[0], algo=algo).parse(argv))
             system = Supervisor(**{"env": "", **given})
-            with STOP_SIGNAL.deferred(), system:
+            with STOP_SIGNAL.deferred(), contextlib.closing(system):
                 training = True
                 system.records.since = Process().create_time()  # the imports count, too
                 system.train()

@@ -34,7 +34,7 @@ with OWN_MODULES.importing():  # whatever lies beside the user's script
     from runtime.files import replacing
     from runtime.inbox import CONFIGURE, LOAD
     from runtime.policy import Policy, check_policy
-    from runtime.user_error import UserError, nearest
+    from runtime.user_error import ComponentError, UserError, nearest
     from supervisor import Supervisor
 
 # AsynRL's names of encoders (those of Sample Factory 1), and what they are here
@@ -285,6 +285,19 @@ class Trainer(Supervisor):
         """Save, stop every component, and write the final records. Raises `ComponentError` when it cannot save."""
         self._refuse_in_callback("close")
         super().close()
+
+    def __enter__(self) -> "Trainer":
+        self._check_alive()
+        return self
+
+    def __exit__(self, kind: type | None, *exc: object) -> None:
+        if kind is not None and issubclass(kind, ComponentError) and not self.ended and self.process == os.getpid():
+            self._give_up(save=True)
+        try:
+            self.close()
+        except ComponentError:
+            if kind is None:  # else the first error counts
+                raise
 
     def _refuse_in_callback(self, what: str) -> None:
         if getattr(self, "_in_callback", False):

@@ -2,15 +2,19 @@
 
 import collections
 import contextlib
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from config import Config
 from runtime.board import Board
+from runtime.files import parse_json, write_atomically
 
 EVALUATION = ("eval_return", "eval_env_steps", "eval_sgd_steps")
 TOTALS = ("sgd_steps", "env_steps_trained")  # of all learners of the policy
+EPISODES = "episodes.json"
 WINDOWS = ("returns", "lengths", "objectives", "matches")  # of `PolicyRecords`
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
 MIN_BEST_SEC = 1.0  # between two saves of a new best score
@@ -139,3 +143,18 @@ def objectives_of(policies: list[PolicyRecords], kind_of_policy: list[int]) -> l
         else:
             objectives.append(-math.inf if len(policy.returns) == RETURN_WINDOW else None)
     return objectives
+
+
+def save_windows(path: Path, policies: Sequence[PolicyRecords], env_steps: int) -> None:
+    """Write the last episodes of each policy. Raises `OSError`."""
+    windows = {"env_steps": env_steps, "policies": [policy.window() for policy in policies]}
+    write_atomically(path, json.dumps(windows) + "\n")
+
+
+def load_windows(path: Path, policies: Sequence[PolicyRecords], resumed_at: int | None) -> None:
+    """Let a run that has ended in order, after so many env_steps, go on with its last episodes."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        windows = parse_json(path.read_text())
+        if windows["env_steps"] == resumed_at:
+            for policy, window in zip(policies, windows["policies"], strict=True):
+                policy.restore_window(window)

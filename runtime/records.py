@@ -26,7 +26,15 @@ from config import Config
 from runtime import checkpoint
 from runtime.console import say, show_progress
 from runtime.files import LineFile, Unwritten, parse_json, read_lines, read_number, write_atomically
-from runtime.policy_records import RETURN_WINDOW, PolicyRecords, mean, objectives_of
+from runtime.policy_records import (
+    EPISODES,
+    RETURN_WINDOW,
+    PolicyRecords,
+    load_windows,
+    mean,
+    objectives_of,
+    save_windows,
+)
 from runtime.progress import Pace, describe_progress, format_duration, show_scores
 from runtime.ranks import this_rank
 from runtime.run_folder import mend_run_dir
@@ -61,14 +69,14 @@ class Records:
         # a resumed policy waits for a full window: it would else be ranked by a single episode
         self.policies = [PolicyRecords(cfg, policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
                          for policy, steps in enumerate(sgd_steps)]
-        self.read_windows(resumed_at)
+        load_windows(self.run_dir / EPISODES, self.policies, resumed_at)
         self.saved_cfg: Config | None = None
         self.last_saved = dict.fromkeys((SAVE_PERIODIC, SAVE_MILESTONE), time.monotonic())
         self.save_sec = 0.0  # that a checkpoint takes
         self.train_sec = 0.0  # in earlier calls of train()
         self.begun: float | None = None  # when the running call of train() began
         self.pace = Pace()
-        self.since = since
+        self.since, self.resting_since = since, time.time()  # since when no call of train() goes on
         self.first_step_sec: float | None = None
         self.memory_bytes = self.peak_memory_bytes = 0
         self.last_memory = -math.inf  # when it was measured
@@ -95,10 +103,6 @@ class Records:
                 say(line)
         with contextlib.suppress(OSError):  # the next report tries again
             self.log_file.flush()
-
-    def log_failure(self, error: BaseException) -> None:
-        """Write why the run failed to log.txt; the console gets it from whoever handles the error."""
-        self.log(str(error) or type(error).__name__, to_console=False)
 
     def add(self, kind: str, content: list[Any], env_steps: int) -> None:
         """Take one report of a component.
@@ -193,21 +197,8 @@ class Records:
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
-        windows = {"env_steps": env_steps, "policies": [policy.window() for policy in self.policies]}
-        self._write(lambda: write_atomically(self.run_dir / "episodes.json", json.dumps(windows) + "\n"))
-        self.rest()
-
-    def rest(self) -> None:
-        """Count no time until the next call of train() for the first SGD step."""
+        self._write(lambda: save_windows(self.run_dir / EPISODES, self.policies, env_steps))
         self.resting_since = time.time()
-
-    def read_windows(self, resumed_at: int | None) -> None:
-        """Go on with the last episodes of each policy, if the run ended in order."""
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            windows = parse_json((self.run_dir / "episodes.json").read_text())
-            if windows["env_steps"] == resumed_at:
-                for policy, window in zip(self.policies, windows["policies"], strict=True):
-                    policy.restore_window(window)
 
     def scored_versions(self) -> list[int | None]:
         """Return the SGD steps of the weights of each policy that were scored last."""

@@ -32,6 +32,7 @@ from runtime.run_folder import prepare_run_dir
 from runtime.user_error import ComponentError, UserError
 from shared_buffers import Spec
 from supervisor import Supervisor
+from trainer import Trainer
 
 CLOCK = {"wall_sec", "fps"}
 SMALL: dict[str, Any] = {
@@ -121,6 +122,9 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
             del state["optimizer"]["param_groups"][0]["lr"]
         torch.testing.assert_close(resumed, saved, rtol=0, atol=0)
         assert second.env_steps == first.env_steps
+        windows = [system.records.policies[0].window() for system in (first, second)]
+        assert windows[0] == windows[1]
+        assert windows[0]["returns"], "the last episodes count on"
         rows_before = len(metrics(second.cfg.run_dir))
         second.train()
     rows = metrics(second.cfg.run_dir)
@@ -142,7 +146,7 @@ def test_a_run_that_does_not_name_its_algorithm_resumes_as_what_it_was(tmp_path:
     state = checkpoint.load_checkpoint(path)
     del state["algo"]
     checkpoint.save_checkpoint(state, path)
-    with Supervisor("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)}) as resumed:
+    with Trainer("CartPole-v1", **SMALL | {"train_dir": str(tmp_path)}) as resumed:
         assert (resumed.cfg.algo, resumed.versions) == ("appo", [state["sgd_steps"]])
 
 

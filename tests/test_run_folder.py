@@ -122,6 +122,16 @@ def test_a_run_of_another_kind_is_refused_with_what_helps(tmp_path: Path, saved:
         assert start(tmp_path, **given | helps)
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("env_kwargs", '{"sutton_barto_reward": true}'), ("nonlinearity", "relu"), ("obs_subtract_mean", 1.0),
+    ("obs_scale", 5.0), ("normalize_returns", False), ("normalize_input_keys", ["obs"])])
+def test_settings_with_which_the_weights_would_mean_something_else_are_refused(tmp_path: Path, name: str,
+                                                                               value: Any) -> None:
+    save(tmp_path)
+    with pytest.raises(UserError, match=f"holds a run of --{name}=.*; use another --experiment NAME"):
+        start(tmp_path, **{name: value})
+
+
 @pytest.mark.parametrize("num_policies", [3, 5])
 def test_a_population_that_is_tended_may_grow_and_shrink(tmp_path: Path, num_policies: int) -> None:
     save(tmp_path, num_policies=4, with_pbt=True)
@@ -177,3 +187,4 @@ def test_a_finished_run_says_how_it_could_go_on(finished: Path, tmp_path: Path, 
     assert (line in captured.err.splitlines()) == bool(status)
     names = {path.name for path in run_dir.iterdir()}
     assert names == {path.name for path in finished.iterdir()}, "no empty trace is left"
+    assert (run_dir / "config.json").read_text() == (finished / "config.json").read_text()

@@ -120,7 +120,7 @@ def explain_unknown(env_id: str, functions: Mapping[str, Callable]) -> str:
     """Say what to type instead of an unknown id, if anything comes near it."""
     known = [*gym.registry, *functions]
     hint = other_name(env_id) or explain_package(env_id) or nearest_id(env_id.rpartition(":")[2], known)
-    return hint + ("" if "ale_py" in sys.modules else "; Atari games need: pip install ale-py")
+    return hint + ("" if sys.modules.get("ale_py") else "; Atari games need: pip install ale-py")
 
 
 def family(env_id: str) -> str:

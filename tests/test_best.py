@@ -115,7 +115,7 @@ def test_a_resumed_run_knows_the_score_of_the_file(tmp_path: Path, damage: str) 
         (policy_dir(tmp_path / "run") / BEST).write_bytes(b"damaged")
     run(tmp_path, 300, episodes=[0.0] * 50)  # it is bad again, and does not become as good
     after = best_of(tmp_path)["score"]
-    assert (0 < after < before) if damage == "best" else after == before
+    assert (0 < after <= before) if damage == "best" else after == before
 
 
 def test_saving_the_best_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

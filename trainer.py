@@ -255,7 +255,7 @@ class Trainer(Supervisor):
 
     def _replace_parameters(self, states: Mapping[int, dict[str, Any]], *, reset_optimizer: bool) -> None:
         self._check_alive()
-        self._refuse_in_callback("set_parameters")
+        self._refuse("set_parameters", self.records.begun is not None)
         if not states:
             raise UserError("there are no parameters; give {policy: state dict}")
         for policy, state in states.items():
@@ -283,7 +283,7 @@ class Trainer(Supervisor):
 
     def close(self) -> None:
         """Save, stop every component, and write the final records. Raises `ComponentError` when it cannot save."""
-        self._refuse_in_callback("close")
+        self._refuse("close", getattr(self, "_in_callback", False))
         super().close()
 
     def __enter__(self) -> "Trainer":
@@ -299,8 +299,9 @@ class Trainer(Supervisor):
             if kind is None:  # else the first error counts
                 raise
 
-    def _refuse_in_callback(self, what: str) -> None:
-        if getattr(self, "_in_callback", False):
+    @staticmethod
+    def _refuse(what: str, is_within: bool) -> None:
+        if is_within:
             raise UserError(f"{what}() is for between two calls of train(); a callback stops one by returning False")
 
     # ---- acting --------------------------------------------------------------------------------------------------

@@ -83,8 +83,9 @@ def test_the_modes_are_valid_and_synchronous_ones_hold_one_trajectory_of_each_en
 
 @pytest.mark.parametrize(("command", "expected"), [
     (["components"], ["simulation, one core (4 environments)", "training pass", "bound without learning", "measured"]),
-    (["throughput", "--random_actions"], ["as configured", "of simulation", "CPU time of one sample", "cores idle"]),
-    (["throughput", "--modes", "--repeats", "1"], ["synchronous, 1 split", "asynchronous, double-buffered"]),
+    (["throughput", "--modes", "--random_actions", "--repeats", "1"],
+     ["synchronous, 1 split", "asynchronous, double-buffered", "of simulation", "CPU time of one sample",
+      "cores idle"]),
     (["compare", "--other", "theirs", "echo fps 1000", "fps ([0-9]+)"], ["this system", "theirs"])])
 def test_the_commands_run(command: list[str], expected: list[str]) -> None:
     run = subprocess.run([sys.executable, "benchmark.py", *command, "--seconds", "0.3", *FLAGS], cwd=ROOT, check=False,

@@ -78,7 +78,7 @@ class Breaks(CartPoleEnv):
 
     def step(self, action):
         self.steps += 1
-        if self.steps == 2000:
+        if self.steps == 700:
             raise ValueError("the wheel came off")
         return super().step(action)
 ''')

@@ -30,7 +30,7 @@ TINY = ["--env=CartPole-v1", "--experiment=run", "--serial_mode", "--device=cpu"
         "--num_envs_per_worker=2", "--rollout=4", "--batch_size=8", "--num_epochs=1", "--num_batches_per_epoch=1",
         "--encoder_mlp_layers=8", "--train_for_env_steps=24", "--train_for_seconds=2"]
 # EXAMPLES=400 draws others each time; without it they are the same, so that what fails is what has changed
-FEW = settings(max_examples=int(os.environ.get("EXAMPLES", "12")), derandomize="EXAMPLES" not in os.environ,
+FEW = settings(max_examples=int(os.environ.get("EXAMPLES", "6")), derandomize="EXAMPLES" not in os.environ,
                deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -282,6 +282,7 @@ class FeedOfP(PairedFeed):
         self.deliver_due()
 
     def is_idle(self) -> bool:
+        """Tell it of this learner, after the V-learner has finished: trajectories come from there, already taken."""
         own = self.slot_place[self.first_slot : self.first_slot + self.buffers.num_slots]
         return not ((own != WITH_WORKER).any() or self.is_due()) and super().is_idle()
 

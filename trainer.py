@@ -86,9 +86,9 @@ class Trainer(Supervisor):
             given["device"] = "cuda" if str(given["device"]) == "gpu" else str(given["device"])
         if "env_kwargs" in given:
             given["env_kwargs"] = as_json(given["env_kwargs"])
-        super().__init__(env, **given)
         self._policies: dict[int, Policy] = {}  # for predict()
         self._in_callback = False
+        super().__init__(env, **given)
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Trainer(Supervisor):
 
     def close(self) -> None:
         """Save, stop every component, and write the final records. Raises `ComponentError` when it cannot save."""
-        self._refuse("close", getattr(self, "_in_callback", False))
+        self._refuse("close", self._in_callback)
         super().close()
 
     def __enter__(self) -> "Trainer":

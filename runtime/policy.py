@@ -1,6 +1,7 @@
 """A policy that acts on observations as its environment gives them: `load(run).predict(obs)`.
 
-Nothing here starts a process. Used by `trainer.py` (the newest parameters of a system) and `evaluate.py`.
+Nothing here starts a process. Used by `trainer.py` (the newest parameters of a system), `evaluate.py` and
+`tools/export.py`.
 """
 
 import contextlib

@@ -57,7 +57,7 @@ def check_kind(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path
     if "algo" in given:
         given = {**given, "algo": canonical_algo(given["algo"])}
     for name in (*KIND, *(() if saved.get("with_pbt") else ("num_policies",))):
-        old = saved.get(name, given.get(name) if name not in ("env", "algo") else getattr(Config, name))
+        old = saved.get(name, getattr(Config, name))  # the oldest runs do not name all
         if as_typed(given.get(name, old)) != as_typed(old):
             raise UserError(f"{run_dir} holds a run of --{name}={as_typed(old)}, not of {as_typed(given[name])}; "
                             f"{ANOTHER}")

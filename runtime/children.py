@@ -43,7 +43,8 @@ def start_server() -> ForkServerContext:
     allow_descriptors(4096)  # more than any run needs, which is checked in `memory.py`
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "gymnasium", "appo"])
+    # every optimizer imports the last one, 1 s: once here, not in each learner
+    context.set_forkserver_preload(["torch", "gymnasium", "appo", "torch._dynamo"])
     folder = util.get_temp_dir()
     if len(os.fsencode(folder)) > MAX_FOLDER:
         raise UserError(f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets "

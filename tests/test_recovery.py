@@ -1,6 +1,7 @@
 """Recovery: components that die or hang are replaced, the rest of the run goes on, nothing is put together wrongly."""
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -84,8 +85,11 @@ class Breaks(CartPoleEnv):
 ''')
     outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking:Breaks", "--max_restarts=2")
     assert outcome.status == 1, outcome
-    assert outcome.err.startswith(f'  File "{tmp_path / "breaking.py"}", line ')
-    assert outcome.err.rstrip().endswith("step() raised ValueError: the wheel came off")
+    *traceback, line = outcome.err.splitlines()
+    assert traceback[0].startswith(f'  File "{tmp_path / "breaking.py"}", line ')
+    assert "runtime" not in "".join(traceback), "the environment's own lines alone"
+    assert re.fullmatch(r"train.py: rollout_worker_0 failed: breaking:Breaks, seed \d+, step \d+: "
+                        r"step\(\) raised ValueError: the wheel came off", line)
     log = (tmp_path / "first" / "log.txt").read_text()
     assert log.count("the wheel came off; it is replaced") == 2
     assert newest_state(tmp_path / "first")["sgd_steps"] > 0, "what was learned is saved"

@@ -57,6 +57,10 @@ class Starts(CartPoleEnv):
         assert (self.child.join(20), self.child.exitcode, self.program.wait(20)) == (None, -15, -15)
 
 
+class HandlesAndStarts(Handles, Starts):
+    pass
+
+
 class Holds(Starts):
     """Keeps the interpreter's lock for ever, in the third episode."""
     resets = 0
@@ -81,7 +85,7 @@ def temporary_folders() -> set[str]:
 
 
 @pytest.mark.parametrize(("env", "mode"), [
-    ("Handles", "--async_rl"), ("Starts", "--async_rl"), ("Starts", "--serial_mode")])
+    ("HandlesAndStarts", "--async_rl"), ("Starts", "--serial_mode")])
 def test_a_run_of_stubborn_environments_is_stopped_in_order(folder: Path, env: str, mode: str) -> None:
     outcome = run_train(folder, f"--env=stubborn:{env}", *SMALL[1:], *ENDLESS, mode,
                         disturb=lambda process: process.send_signal(signal.SIGTERM))

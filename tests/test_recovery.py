@@ -79,7 +79,7 @@ class Breaks(CartPoleEnv):
 
     def step(self, action):
         self.steps += 1
-        if self.steps == 700:
+        if self.steps == 250:
             raise ValueError("the wheel came off")
         return super().step(action)
 ''')

@@ -1,7 +1,5 @@
 """The benchmark: its arithmetic, its commands on a small environment. No test depends on how fast anything is."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,14 @@ from tools import benchmark, components
 from tools.benchmark import RandomSampler, Sampler, Throughput, measure_throughput, modes, run_other
 from tools.components import Costs
 
-ROOT = Path(__file__).parents[1]
 SMALL = {"env": "CartPole-v1", "num_workers": 2, "num_envs_per_worker": 4, "batch_size": 64, "num_batches_per_epoch": 1}
 FLAGS = [f"--{name}={value}" for name, value in SMALL.items()]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "WARM_UP_SEC", 0.1)
+    monkeypatch.setattr(benchmark, "GRACE_SEC", 0.5)
 
 
 def config(tmp_path: Path, **settings: Any) -> Config:
@@ -87,13 +90,12 @@ def test_the_modes_are_valid_and_synchronous_ones_hold_one_trajectory_of_each_en
      ["synchronous, 1 split", "asynchronous, double-buffered", "of simulation", "CPU time of one sample",
       "cores idle"]),
     (["compare", "--other", "theirs", "echo fps 1000", "fps ([0-9]+)"], ["this system", "theirs"])])
-def test_the_commands_run(command: list[str], expected: list[str]) -> None:
-    run = subprocess.run([sys.executable, "benchmark.py", *command, "--seconds", "0.3", *FLAGS], cwd=ROOT, check=False,
-                         capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr
-    assert not run.stderr
+def test_the_commands_run(command: list[str], expected: list[str], capsys: pytest.CaptureFixture) -> None:
+    assert benchmark.main([*command, "--seconds", "0.3", *FLAGS]) == 0
+    printed = capsys.readouterr()
+    assert not printed.err
     for text in expected:
-        assert text in run.stdout
+        assert text in printed.out
 
 
 def test_scaling_changes_one_size_at_a_time_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -46,7 +46,9 @@ from runtime.user_error import ComponentError, UserError
 from tools.components import measure_components, measure_simulation
 
 ENDLESS = 10**15  # env_steps
+WARM_UP_SEC = 2.0  # at least
 PATIENCE_SEC = 120.0  # another program may take so long to print its first figure
+GRACE_SEC = 10.0  # for another program to end when it is interrupted
 
 
 # ---- systems without one of their parts --------------------------------------------------------------------------
@@ -114,7 +116,7 @@ def cpu_seconds(appo: APPO) -> dict[str, float]:
 def measure_throughput(settings: dict[str, Any], seconds: float, system: type[APPO] = APPO) -> Throughput:
     """Run a system; measure for some seconds after a warm-up of a third as long, at least until it learns."""
     begin, marks = time.perf_counter(), []  # marks: it runs, is warm, was measured
-    waits = max(seconds / 3, 2.0), seconds  # between two of them
+    waits = max(seconds / 3, WARM_UP_SEC), seconds  # between two of them
 
     def is_over() -> bool:
         now, steps = time.perf_counter(), appo.env_steps
@@ -313,7 +315,7 @@ def run_other(name: str, command: str, pattern: str, seconds: float) -> float:
 def end_group(process: subprocess.Popen) -> None:
     """Interrupt a process with all its children; give them time to clean up, then kill those that are left."""
     for number in (signal.SIGINT, signal.SIGKILL):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + GRACE_SEC
         with contextlib.suppress(ProcessLookupError):  # none is left
             os.killpg(process.pid, number)
             while time.monotonic() < deadline:

@@ -292,7 +292,7 @@ def mutations(defaults: Mapping[str, Any], count: int, **options: Any) -> list[d
 @pytest.mark.parametrize("factors", [FACTORS, {"smallest": 1e9, "largest": 1e9}], ids=["usual", "huge"])
 def test_no_mutation_leaves_the_legal_range(settings: dict[str, float], factors: dict[str, float]) -> None:
     defaults = tunable(dataclasses.replace(CONFIG, **settings))
-    history = mutations(defaults, 10_000, limits=LIMITS, **factors)
+    history = mutations(defaults, 2000, limits=LIMITS, **factors)
     for name, (low, high) in LIMITS.items():
         values = [values[name] for values in history]
         if defaults[name] == 0 and name != "gamma":

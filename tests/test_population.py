@@ -207,6 +207,17 @@ def settle(running: APPO) -> None:
         running.save()
 
 
+DRAW = Population.draw
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_picture() -> Iterator[None]:
+    """Draw none at the end of a run: it would take longer than the run. One test looks at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Population, "draw", lambda population: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Return a finished run of population-based training, which no test changes, and all that was watched."""
@@ -903,7 +914,8 @@ def test_a_resumed_run_continues_every_policy_and_begins_one_anew_that_is_lost(s
     assert len(read_json(tmp_path / "run" / "summary.json")["mean_return"]) == NUM_POLICIES
 
 
-def test_population_based_training_works_in_processes(tmp_path: Path) -> None:
+def test_population_based_training_works_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Population, "draw", DRAW)
     with make(tmp_path, **PBT | ASYNC | {"num_policies": 2}) as running:
         running.train(100_000, should_stop=lambda: any(
             event["donor"] is not None for event in events_of(running.cfg.run_dir)))

@@ -493,9 +493,10 @@ def evaluate(model: torch.nn.Module, episodes: list[tuple[Name, ...]], script: S
 # ---- asynchronous ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3])
-@pytest.mark.parametrize("policy_workers", [1, 2, 3])
-@pytest.mark.parametrize("policies", [1, 2, 3, 4])
+# every number of policies with every other number, and every two of the others
+@pytest.mark.parametrize(("policies", "policy_workers", "splits"), [
+    (policies, policy_workers, (policies + policy_workers) % 3 + 1)
+    for policies in (1, 2, 3, 4) for policy_workers in (1, 2, 3)])
 def test_each_learner_gets_the_transitions_of_its_episodes(recorder: Recorder, policies: int, policy_workers: int,
                                                            splits: int) -> None:
     cfg = make_cfg(num_policies=policies, policy_workers_per_policy=policy_workers, worker_num_splits=splits)
@@ -504,8 +505,7 @@ def test_each_learner_gets_the_transitions_of_its_episodes(recorder: Recorder, p
     assert all(run.trajectories)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3])
-@pytest.mark.parametrize(("policies", "policy_workers"), [(1, 3), (2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize(("policies", "policy_workers", "splits"), [(1, 3, 2), (2, 2, 3), (3, 1, 1), (4, 1, 2)])
 def test_environments_of_one_agent(recorder: Recorder, policies: int, policy_workers: int, splits: int) -> None:
     cfg = make_cfg(num_policies=policies, policy_workers_per_policy=policy_workers, worker_num_splits=splits)
     run = play(cfg, agents_game(num_agents=1), 120)
@@ -528,8 +528,9 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize(("kinds", "rnn"), [(1, "gru"), (2, "lstm"), (2, "")])
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@pytest.mark.parametrize(("rules", "kinds", "rnn"), [
+    *((rules, 2, "lstm") for rules in RULES.values()),  # the others, with all at once
+    *((RULES[name], *more) for name in ("all at once", "turns with deaths") for more in ((1, "gru"), (2, "")))])
 def test_agents_that_come_and_go(recorder: Recorder, rules: dict[str, Any], kinds: int, rnn: str) -> None:
     """Rewards go to the last action, hidden states pass over what an agent does not do."""
     cfg = make_cfg(num_policies=4 if kinds == 2 else 3, use_rnn=bool(rnn), rnn_type=rnn or "gru")
@@ -671,8 +672,7 @@ def self_play_cfg(fraction: float, **settings: Any) -> Config:
 
 
 @pytest.mark.parametrize("rules", [{}, {"deaths": True}, RULES["turns"]], ids=["", "deaths", "turns"])
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
-@pytest.mark.parametrize("policies", [1, 3])
+@pytest.mark.parametrize(("policies", "fraction"), [(1, 1.0), (3, 0.5)])
 def test_earlier_versions_play_but_nobody_learns_from_them(recorder: Recorder, policies: int, fraction: float,
                                                            rules: dict[str, Any]) -> None:
     cfg = self_play_cfg(fraction, num_policies=policies, policy_workers_per_policy=2)

@@ -37,11 +37,11 @@ def always(action: int) -> torch.Tensor:
 # ---- budgets ---------------------------------------------------------------------------------------------------------
 
 
-def test_twenty_calls_take_exactly_what_they_were_asked_for_and_a_paused_system_rests(tmp_path: Path) -> None:
+def test_eight_calls_take_exactly_what_they_were_asked_for_and_a_paused_system_rests(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     with APPO(Diary, env_kwargs={"path": str(diary)}, train_dir=str(tmp_path), **SMALL) as appo:
         probed, before = diary.stat().st_size, 0  # written when the environment was looked at
-        for call in range(1, 21):
+        for call in range(1, 9):
             trained = int(appo.buffers.decisions_trained[0])
             done = appo.train(500)
             written = diary.stat().st_size - probed
@@ -56,10 +56,10 @@ def test_twenty_calls_take_exactly_what_they_were_asked_for_and_a_paused_system_
         assert done["mean_return"] == row["mean_return"]
         processes = [psutil.Process(process.pid) for process in appo.crew.processes] + [psutil.Process()]
         used = -sum(sum(process.cpu_times()[:2]) for process in processes)
-        time.sleep(10)
+        time.sleep(4)
         used += sum(sum(process.cpu_times()[:2]) for process in processes)
-        assert used < 0.1, "less than 1 % of a core"
-        assert appo.env_steps < 10_000 + NUM_ENVS, "nobody samples meanwhile"
+        assert used < 0.1, "less than 3 % of a core"
+        assert appo.env_steps < 4000 + NUM_ENVS, "nobody samples meanwhile"
 
 
 def test_a_budget_that_the_call_before_has_taken_takes_nothing(tmp_path: Path) -> None:

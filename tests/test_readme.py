@@ -20,6 +20,7 @@ SIZES = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size":
 GOAL = 200  # env_steps of a run
 FLAGS = " ".join(f"--{name} {value}" for name, value in (SIZES | {"train_for_env_steps": GOAL}).items())
 LONGER = f"--train_for_env_steps {2 * GOAL}"
+SERIAL = "--serial_mode"  # where the algorithm or the game is new, not the processes
 REPLAY = "--replay_size 1000 --replay_warmup 64"
 RESUMED = "python train.py --env PongNoFrameskip-v4"  # the one command that goes on with a run, which README says
 # runs README's module or script as Python does, but with these settings of a system
@@ -40,7 +41,6 @@ STUDY = f"""
 flags = "--env CartPole-v1 {FLAGS}"
 max_minutes = 5.0
 seeds = [10]
-eval_episodes = 1
 [settings]
 default = ""
 """
@@ -49,9 +49,10 @@ default = ""
 SHORTER = [
     (r"^python train\.py --help$", r"\g<0>"),
     (rf"^{re.escape(RESUMED)}$", rf"\g<0> {FLAGS} {LONGER}"),
-    (r" train\.py .*--algo APEX$", rf"\g<0> {FLAGS} {REPLAY}"),
-    (r" train\.py .*--algo PQL .*$", rf"\g<0> {FLAGS} {REPLAY} --replay_ratio 1"),
-    (r" train\.py .*self_play.*$", rf"\g<0> {FLAGS} --self_play_snapshot_every_env_steps 100"),
+    (r" train\.py .*--algo APEX$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY}"),
+    (r" train\.py .*--algo PQL .*$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY} --replay_ratio 1"),
+    (r" train\.py .*self_play.*$", rf"\g<0> {FLAGS} {SERIAL} --self_play_snapshot_every_env_steps 100"),
+    (r" train\.py .*(--algo IMPALA|pettingzoo:|--encoder ).*$", rf"\g<0> {FLAGS} {SERIAL}"),
     (r" train\.py .*$", rf"\g<0> {FLAGS}"),
     (r"^python evaluate\.py .*--tournament --episodes 200 ", r"\g<0>--episodes 2 "),
     (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
@@ -105,7 +106,7 @@ def test_a_command_of_readme_works_as_typed(folder: Path, command: str) -> None:
     assert short, f"{last}: say in SHORTER how it is made short"
     result = subprocess.run(
         ["bash", "-c", "\n".join([*told, short])], cwd=folder, capture_output=True, text=True, timeout=DEADLINE_SEC,
-        check=False, env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "offline"})
+        check=False, env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     assert "nothing to do" not in result.stdout

@@ -41,9 +41,22 @@ def train(env: Callable, train_dir: Path, env_steps: int, **settings: Any) -> AP
     return appo
 
 
+def score_of(env: Callable, appo: APPO) -> float:
+    return appo.records.policies[0].mean_return / getattr(env, "reward_scale", 1.0)
+
+
 def assert_learned(env: Callable, appo: APPO) -> None:
-    score = appo.records.policies[0].mean_return / getattr(env, "reward_scale", 1.0)
+    score = score_of(env, appo)
     assert score > env.chance + FAR * (1 - env.chance), f"{score:.3f}, by chance {env.chance:.3f}"
+
+
+def learn(env: Callable, train_dir: Path, env_steps: int, **settings: Any) -> None:
+    """Train until the last 100 episodes are far from the chance level, for so many env_steps at most."""
+    goal = env.chance + FAR * (1 - env.chance)
+    with APPO(env, train_dir=str(train_dir), **TINY | settings) as appo:
+        appo.train(env_steps, should_stop=lambda: len(appo.records.policies[0].returns) == 100
+                   and score_of(env, appo) > goal)
+    assert_learned(env, appo)
 
 
 def names(prefix: str) -> list[type[gym.Env]]:
@@ -84,30 +97,29 @@ def allowed(env: gym.Env, obs: Any, info: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("env", names("Reads"))
 def test_learns_from_every_kind_of_observation(env: type[gym.Env], tmp_path: Path) -> None:
     is_image = issubclass(env, tiny_envs.ReadsImage)
-    assert_learned(env, train(env, tmp_path, 3072 if is_image else 4096, learning_rate=3e-3 if is_image else 1e-2))
+    learn(env, tmp_path, 3072 if is_image else 4096, learning_rate=3e-3 if is_image else 1e-2)
 
 
 @pytest.mark.parametrize("env", names("Acts"))
 def test_learns_every_kind_of_action(env: type[gym.Env], tmp_path: Path) -> None:
-    assert_learned(env, train(env, tmp_path, 6144))
+    learn(env, tmp_path, 6144)
 
 
 @pytest.mark.parametrize("settings", [{"squash_actions": True}, {"adaptive_stddev": True},
                                       {"squash_actions": True, "adaptive_stddev": True}])
 def test_learns_continuous_actions_of_every_kind(settings: dict[str, Any], tmp_path: Path) -> None:
-    assert_learned(tiny_envs.ActsBox, train(tiny_envs.ActsBox, tmp_path, 6144, **settings))
+    learn(tiny_envs.ActsBox, tmp_path, 6144, **settings)
 
 
 @pytest.mark.parametrize("env", names("Masks"))
 def test_learns_with_action_masks_and_never_chooses_what_is_forbidden(env: type[gym.Env], tmp_path: Path) -> None:
-    assert_learned(env, train(env, tmp_path, 4096))  # the environment raises at a forbidden action
+    learn(env, tmp_path, 4096)  # the environment raises at a forbidden action
 
 
 def test_acting_and_learning_processes_handle_masks_and_nested_spaces(tmp_path: Path) -> None:
     """The same in processes of their own, which find the environment by its name."""
-    env = tiny_envs.MasksOfParts
-    assert_learned(env, train(env, tmp_path, 12_288, serial_mode=False, async_rl=True, rollout=8,
-                              worker_num_splits=2, stall_timeout_sec=60.0))
+    learn(tiny_envs.MasksOfParts, tmp_path, 12_288, serial_mode=False, async_rl=True, rollout=8, worker_num_splits=2,
+          stall_timeout_sec=60.0)
 
 
 # ---- zero lag --------------------------------------------------------------------------------------------------------
@@ -148,8 +160,7 @@ RECALL: dict[str, Any] = {"rollout": 16, "gamma": 0.95, "rnn_size": 32, "learnin
 @pytest.mark.parametrize("memory", [{"rnn_type": "gru"}, {"rnn_type": "lstm"}, {"rnn_type": "gru", "rnn_num_layers": 2},
                                     {"rnn_type": "gru", "recurrence": 8}])
 def test_a_recurrent_policy_recalls_the_beginning_of_an_episode(memory: dict[str, Any], tmp_path: Path) -> None:
-    env = tiny_envs.Recalls
-    assert_learned(env, train(env, tmp_path, 12_288, use_rnn=True, **RECALL | memory))
+    learn(tiny_envs.Recalls, tmp_path, 12_288, use_rnn=True, **RECALL | memory)
 
 
 def test_without_a_memory_nothing_is_recalled(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ def test_finished_run_is_quiet_and_keeps_its_settings(finished: SimpleNamespace)
     assert finished.outcome.err == ""
     cfg = make_config(load_saved(finished.run_dir / "config.json"))
     assert (cfg.env, cfg.num_envs_per_worker, cfg.encoder_mlp_layers) == ("CartPole-v1", 4, (16,))
+    assert not list(finished.run_dir.rglob("trace.json")), "nothing is recorded without --trace_sec"
     log = (finished.run_dir / "log.txt").read_text()
     for line in ("CartPole-v1: obs 4 -> Discrete(2)", f"records in {finished.run_dir}"):
         assert line in log

@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from envs import families
+from tools.pretend_gpu import PretendGPU
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests everywhere, before a GPU is looked for
 
+
+@pytest.fixture(autouse=True, scope="session")
+def the_pretended_gpu_is_known() -> None:
+    """Make the device known before the first backward pass in this process, with which PyTorch counts its devices."""
+    with PretendGPU():
+        pass
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -50,7 +50,7 @@ class NStepGradient(PolicyGradient):
     def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
         values = model.returns.denormalize(outputs[1])
         returns, advantages = gae(data["rewards"], values, data["terminated"], data["truncated"], self.cfg.gamma, 1.0)
-        return {"targets": returns, "advantages": advantages}
+        return {"targets": returns, "advantages": advantages, "new_values": values[:-1]}
 
 
 class A3C(Trainer):

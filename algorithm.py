@@ -117,12 +117,14 @@ class Algorithm:
         return Fifo(self.cfg, buffers, policy, pinned=pinned, deliver=deliver)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make the optimizer of these parameters; the learner sets its rate before each step.
+        """Make the optimizer of these parameters; the learner sets its rate before each step, on a GPU by a tensor.
 
-        Its state must be tensors that are made in the first step: several learners share them.
+        Its state must be tensors that are made in the first step, on the parameters' device: several learners share
+        them. So on a GPU it must be fused or `capturable`.
         """
         cfg = self.cfg
-        return torch.optim.Adam(parameters, cfg.learning_rate, (cfg.adam_beta1, cfg.adam_beta2), cfg.adam_eps)
+        betas = cfg.adam_beta1, cfg.adam_beta2
+        return torch.optim.Adam(parameters, cfg.learning_rate, betas, cfg.adam_eps, fused=True)
 
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
         """Do what follows each SGD step: move a target network."""
@@ -147,9 +149,10 @@ class Algorithm:
             data: the columns of the trajectories and what `prepare` added, [T(+1), B, ...].
 
         Returns:
-            {"targets": [T, B], in units of the rewards, and what else the loss needs}.
+            {"targets": [T, B], in units of the rewards, and what else the loss needs}; nothing, where that computes
+            them itself.
         """
-        raise NotImplementedError
+        return {}
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
         """Compute the loss of a minibatch; arguments as of `targets`, whose results are part of the data."""

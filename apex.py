@@ -106,7 +106,8 @@ class ApeX(ReplayAlgorithm):
         if agent_rank is not None:
             base, power = model.exploration
             explores = torch.rand_like(agent_rank) < base ** (1 + power * agent_rank)
-            any_allowed = (q > FORBIDDEN / 2).float().multinomial(1)
+            # multinomial() would wait for a GPU, to check what it is given
+            any_allowed = torch.rand_like(q).masked_fill_(q <= FORBIDDEN / 2, -1.0).argmax(-1, keepdim=True)
             actions = torch.where(explores[:, None], any_allowed, actions)
         return {"actions": actions.float(), "q_taken": q.gather(-1, actions)[:, 0], "q_best": best[:, 0]}, rnn_states
 

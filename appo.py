@@ -25,11 +25,12 @@ with OWN_MODULES.importing():  # whatever lies beside the user's script
     from envs.flat_spaces import action_leaves
     from losses import (
         MaskedMean,
-        clipped_value_loss,
+        clipped_value_error,
         decayed,
-        explained_variance,
+        describe,
+        held_ratios,
         normalize_advantages,
-        ppo_policy_loss,
+        ppo_objective,
     )
     from runtime.policy import load
     from runtime.user_error import UserError
@@ -120,40 +121,45 @@ class AsyncPPO(Algorithm):
                                   cfg.gae_lambda)
         return {"targets": targets.T, "advantages": advantages.T}
 
-    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
-        cfg, (parameters, values) = self.cfg, outputs
-        if not cfg.with_vtrace:
-            return {"targets": data["targets"], "advantages": data["advantages"]}
-        log_ratios = model.distribution(parameters[:-1]).log_prob(data["actions"]) - data["log_probs"]
-        targets, advantages = vtrace(
-            log_ratios.clamp(-20, 20), data["rewards"], model.returns.denormalize(values), data["terminated"],
-            data["truncated"], cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
-        return {"targets": targets, "advantages": advantages}
+    def correct(self, values: Tensor, log_ratios: Tensor, data: Data) -> Data:
+        """Return what the newest values [T+1, B] and log(pi/mu) [T, B] make of a minibatch: targets and advantages."""
+        cfg = self.cfg
+        if "targets" in data:  # of GAE (`prepare`), or of a subclass
+            return {"new_values": values[:-1]}
+        targets, advantages = vtrace(log_ratios, data["rewards"], values, data["terminated"], data["truncated"],
+                                     cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
+        return {"targets": targets, "advantages": advantages, "new_values": values[:-1]}
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
-        cfg, (parameters, values), returns = self.cfg, outputs, model.returns
-        policy = model.distribution(parameters[:-1])
+        cfg, (parameters, values), returns = self.cfg, (outputs[0][:-1], outputs[1][:-1]), model.returns
+        policy = model.distribution(parameters)
         log_ratios = policy.log_prob(data["actions"]) - data["log_probs"]
-        kl = mean(model.distribution(data["action_parameters"]).kl(policy))
-        entropy = mean(policy.entropy())
-        exploration = (entropy if cfg.exploration_loss == "entropy" else
-                       -mean(policy.symmetric_kl_to_uniform().clamp(max=30)))
-        advantages = normalize_advantages(data["advantages"], data["targets"], mean)
-        policy_loss = ppo_policy_loss(log_ratios, advantages, cfg.ppo_clip_ratio, mean)
-        targets = returns.normalize_targets(data["targets"])
-        value_loss = clipped_value_loss(values[:-1], returns.normalize(data["values"]), targets, cfg.ppo_clip_value,
-                                        mean)
-        exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
-        total = (policy_loss + cfg.value_loss_coeff * value_loss - exploration_coeff * exploration
-                 + cfg.kl_loss_coeff * kl)
+        data = data | self.correct(returns.denormalize(outputs[1].detach()), log_ratios.detach(), data)
+        # invalid rows, which may hold nan, get a ratio of 1: 0 x nan would be nan in the gradient
+        ratios = held_ratios(mean.masked(log_ratios))
         with torch.no_grad():
-            ratios = mean.masked(log_ratios, mean(log_ratios)).exp()
-            return Loss(total, {
-                "loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl": kl,
-                "ratio_min": ratios.min(), "ratio_max": ratios.max(),
-                "advantage_mean": mean(data["advantages"]), "advantage_std": mean.std(data["advantages"]),
-                "value_mean": mean(returns.denormalize(values[:-1])),
-                "explained_variance": explained_variance(values[:-1], targets, mean)})
+            numbers = mean.masked(torch.stack([data["advantages"], data["targets"], data["new_values"],
+                                               data["targets"] - data["new_values"]]))
+            moments = mean.moments(numbers)
+            advantages = normalize_advantages(numbers[0], moments[:, :2])
+            targets = returns.normalize_targets(numbers[1])
+            old_values = returns.normalize(data["values"]) if cfg.ppo_clip_value else values
+            ratio_min, ratio_max = ratios.aminmax()
+        with torch.set_grad_enabled(cfg.kl_loss_coeff > 0):
+            kl = model.distribution(data["action_parameters"]).kl(policy)
+        objective = ppo_objective(ratios, advantages, cfg.ppo_clip_ratio)
+        value_loss = clipped_value_error(values, old_values, targets, cfg.ppo_clip_value)
+        entropy = policy.entropy()
+        exploration = (entropy if cfg.exploration_loss == "entropy" else
+                       -policy.symmetric_kl_to_uniform().clamp(max=30))
+        exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
+        gain = torch.sub(objective, value_loss, alpha=cfg.value_loss_coeff)
+        for term, coeff in ((exploration, exploration_coeff), (kl, -cfg.kl_loss_coeff)):
+            gain = torch.add(gain, term, alpha=coeff) if coeff else gain
+        means = mean(torch.stack([gain, objective.detach(), value_loss.detach(), entropy.detach(), kl.detach()]))
+        total, policy_loss, *others = -means[0], -means[1].detach(), *means[2:].detach()
+        return Loss(total, {"loss": total, "policy_loss": policy_loss, "ratio_min": ratio_min, "ratio_max": ratio_max}
+                    | dict(zip(("value_loss", "entropy", "kl"), others, strict=True)) | describe(moments))
 
 
 class APPO(Trainer):

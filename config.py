@@ -11,16 +11,15 @@ import contextlib
 import dataclasses
 import json
 import math
-import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.by_name import NO_MODULE, find_function
+from runtime.by_name import find_function
 from runtime.container import cpu_cores
-from runtime.files import check_name, save_settings
+from runtime.files import run_dir_of, save_settings
 from runtime.own_modules import OWN_MODULES
 from runtime.sample_factory import check_values, unknown_name
 from runtime.seeding import MAX_SEED
@@ -80,7 +79,8 @@ class Config:
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
         "resume", "run", "if the run's folder exists: resume it, with its settings where none are given (but device, "
-        "serial_mode, trace_sec, learner_threads, policy_workers_per_policy, set_workers_cpu_affinity and trust_run); "
+        "tf32, half_precision_copies, cuda_graphs, torch_compile, serial_mode, trace_sec, learner_threads, "
+        "policy_workers_per_policy, set_workers_cpu_affinity and trust_run); "
         "restart (rename it to ..._old and begin anew); overwrite (delete it and begin anew)",
         ("resume", "restart", "overwrite"))
     train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step(), not "
@@ -93,6 +93,11 @@ class Config:
     device: str = option("auto", "run", "where networks run: auto (a GPU where there is one), cpu, cuda, cuda:1, ...")
     precision: str = option("auto", "run", "arithmetic of the network body: bfloat16 where the hardware has it "
                             "(auto), or float32", ("auto", "float32", "bfloat16"))
+    tf32: bool = option(False, "run", "multiply float32 matrices in TF32, ten bits of mantissa; a GPU only")
+    half_precision_copies: bool = option(False, "run", "with bfloat16: the learner casts all weights at once, not each "
+                                         "in every pass")
+    cuda_graphs: bool = option(False, "run", "record acting and SGD steps once, and replay them; a GPU only")
+    torch_compile: bool = option(False, "run", "compile the network with torch.compile, which takes a minute")
     async_rl: bool = option(True, "run", "collect experience while learning; False: take turns (no policy lag)")
     serial_mode: bool = option(False, "run", "run every component in this process, in a fixed order, "
                                "with one policy worker and one thread, for debugging")
@@ -154,7 +159,7 @@ class Config:
     normalize_returns: bool = option(True, "learner", "learn values in units of the running deviation of the returns")
     learner_threads: int = option(1, "learner", "CPU threads of a learner", bounds=POSITIVE)
     num_learners: int = option(1, "learner", "learners of each policy, which change the same weights without a lock "
-                               "(Hogwild); more than 1 on a CPU only", bounds=POSITIVE)
+                               "(Hogwild)", bounds=POSITIVE)
 
     # ---- model -----------------------------------------------------------------------------------------------
     encoder: str = option("", "model", "module:function, an encoder of your own (examples/custom_encoder.py)")
@@ -297,14 +302,6 @@ def tunable(cfg: Config) -> dict[str, float]:
     """Return the settings that population-based training may change, with their values."""
     return {field.name: float(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)
             if field.metadata["tune"] and (field.name != "gamma" or cfg.pbt_optimize_gamma)}
-
-
-def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
-    """Return the folder of a run, named like its experiment or else its environment. Raises `UserError`."""
-    if experiment in (".", "..") or "/" in experiment:
-        raise UserError(f"--experiment={experiment} is no plain name; choose the folder with --train_dir")
-    name = re.sub(r"[/:]", "_", env.removeprefix(f"{NO_MODULE}:"))
-    return check_name(Path(train_dir) / (experiment or name))
 
 
 def _check_value(field: dataclasses.Field, value: Any) -> None:

@@ -8,6 +8,7 @@ A choice that an action mask forbids has the logit `FORBIDDEN`: its probability 
 sum. Read next: `learner.py`.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -32,8 +33,10 @@ def forbid(parameters: Tensor, mask: Tensor, maskable: Tensor) -> Tensor:
         mask: [..., M] bool, one entry for each maskable parameter, False: forbidden.
         maskable: [M] int64, which of the D parameters are logits of choices.
     """
-    allowed = torch.ones_like(parameters, dtype=torch.bool)
-    allowed[..., maskable] = mask
+    allowed = mask
+    if len(maskable) < parameters.shape[-1]:
+        allowed = torch.ones_like(parameters, dtype=torch.bool)
+        allowed[..., maskable] = mask
     return torch.where(allowed, parameters, FORBIDDEN)
 
 
@@ -104,25 +107,26 @@ class DiagonalGaussian:
 
     def __init__(self, parameters: Tensor) -> None:
         self.mean, log_std = parameters.chunk(2, -1)
-        self.log_std = log_std.clamp(*LOG_STD_RANGE)
+        self.log_std = F.hardtanh(log_std, *LOG_STD_RANGE)
+        self.std = self.log_std.exp()
 
     def sample(self) -> Tensor:
-        return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
+        return torch.addcmul(self.mean, self.std, torch.randn_like(self.mean))
 
     def mode(self) -> Tensor:
         return self.mean
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        z = (actions - self.mean) * (-self.log_std).exp()
-        return (-0.5 * (z.square() + math.log(2 * math.pi)) - self.log_std).sum(-1)
+        z = (actions - self.mean) / self.std
+        return -torch.add(self.log_std, z.square(), alpha=0.5).sum(-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
-        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+        return self.log_std.sum(-1) + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi * math.e)
 
     def kl(self, other: "DiagonalGaussian") -> Tensor:
-        scaled = (self.mean - other.mean) * (-other.log_std).exp()
-        ratio = (2 * (self.log_std - other.log_std)).exp()
-        return (0.5 * (ratio + scaled.square() - 1) + other.log_std - self.log_std).sum(-1)
+        scaled, ratio = (self.mean - other.mean) / other.std, self.std / other.std
+        squares = torch.addcmul(scaled.square(), ratio, ratio)
+        return torch.add(other.log_std - self.log_std, squares, alpha=0.5).sum(-1) - 0.5 * self.mean.shape[-1]
 
 
 class SquashedGaussian(DiagonalGaussian):
@@ -137,7 +141,7 @@ class SquashedGaussian(DiagonalGaussian):
 
     def entropy(self) -> Tensor:
         """Return the Gaussian's entropy + E log|d tanh(a) / da|."""
-        return super().entropy() + expected_log_tanh_slope(self.mean, self.log_std.exp()).sum(-1)
+        return super().entropy() + expected_log_tanh_slope(self.mean, self.std).sum(-1)
 
 
 def log_tanh_slope(x: Tensor) -> Tensor:
@@ -152,6 +156,13 @@ QUADRATURE = (HERMITE_NODES, HERMITE_WEIGHTS / HERMITE_WEIGHTS.sum(), 5 * LEGEND
 WIDE_STD = 0.7  # from here on the second way is the more exact one
 
 
+@functools.cache
+def quadrature(dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Return `QUADRATURE` as tensors; the copies to a GPU would wait each time."""
+    with torch.inference_mode(False):  # who learns needs them too
+        return [torch.as_tensor(x, dtype=dtype, device=device) for x in QUADRATURE]
+
+
 def expected_log_tanh_slope(mean: Tensor, std: Tensor) -> Tensor:
     """Return E log(1 - tanh(x)^2) for x from N(mean, std), to 1e-8 in float64; it has no closed form.
 
@@ -159,7 +170,7 @@ def expected_log_tanh_slope(mean: Tensor, std: Tensor) -> Tensor:
     lines: log(1 - tanh(x)^2) = 2 (log 2 - |x| - log(1 + exp(-2|x|))), where E|x| has a closed form, and the last term
     vanishes beyond 10: Gauss-Legendre quadrature over [0, 10].
     """
-    nodes, weights, points, lengths = (torch.as_tensor(x, dtype=mean.dtype, device=mean.device) for x in QUADRATURE)
+    nodes, weights, points, lengths = quadrature(mean.dtype, mean.device)
     narrow = (log_tanh_slope(mean[..., None] + std[..., None] * nodes) * weights).sum(-1)
     wide_std = std.clamp(min=WIDE_STD)
     ratio = mean / wide_std
@@ -196,7 +207,8 @@ class ActionDistribution:
             elif isinstance(leaf, spaces.MultiBinary):
                 self._add(Bernoulli(leaf_parameters), size)
             else:
-                for logits in leaf_parameters.split(num_options(leaf), -1):
+                sizes = num_options(leaf)
+                for logits in leaf_parameters.split(sizes, -1) if len(sizes) > 1 else [leaf_parameters]:
                     self._add(Categorical(logits), 1)
 
     def _add(self, part: Part, columns: int) -> None:
@@ -205,11 +217,11 @@ class ActionDistribution:
 
     def sample(self) -> Tensor:
         """Draw actions [..., columns] float32."""
-        return torch.cat([part.sample() for part in self.parts], -1)
+        return join_parts([part.sample() for part in self.parts])
 
     def mode(self) -> Tensor:
         """Return the most likely actions [..., columns] float32."""
-        return torch.cat([part.mode() for part in self.parts], -1)
+        return join_parts([part.mode() for part in self.parts])
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Return the log-probability (density) of actions [..., columns], [...]."""
@@ -227,6 +239,11 @@ class ActionDistribution:
     def symmetric_kl_to_uniform(self) -> Tensor:
         """Return the mean of both KL divergences between this and the uniform distribution, [...]."""
         return sum_parts([part.symmetric_kl_to_uniform() for part in self.parts])
+
+
+def join_parts(columns: list[Tensor]) -> Tensor:
+    """Join the columns of parts."""
+    return columns[0] if len(columns) == 1 else torch.cat(columns, -1)
 
 
 def sum_parts(terms: list[Tensor]) -> Tensor:

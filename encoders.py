@@ -5,6 +5,7 @@ convolutions of `--encoder_conv_architecture=auto` follow from the size of the i
 named after the papers they come from. Read next: `normalizers.py`.
 """
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterable
@@ -48,6 +49,12 @@ class _FastELU(torch.autograd.Function):
 
 
 NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": FastELU, "relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def in_float32(device: torch.device) -> contextlib.AbstractContextManager:
+    """Let what follows compute in float32, whatever the body does; the meta device has no autocast."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else contextlib.nullcontext()
 
 
 # ---- encoders ----------------------------------------------------------------------------------------------------

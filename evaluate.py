@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config import Config, algorithm_class, make_config, run_dir_of
+from config import Config, algorithm_class, make_config
 from envs.families import find_spec, make_vector_env
 from envs.vector_env import VectorEnv, describe
 from pbt import assign_kinds
@@ -24,7 +24,7 @@ from runtime import checkpoint
 from runtime.by_name import check_trusted
 from runtime.command_line import OneLineParser, parse_bool
 from runtime.evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
-from runtime.files import load_saved
+from runtime.files import load_saved, run_dir_of
 from runtime.machine import body_dtype, choose_device
 from runtime.policy import best_policy, find_policy
 from runtime.seeding import EVALUATION, derive_seed

@@ -125,7 +125,10 @@ class Feed:
         raise NotImplementedError
 
     def admit(self, data: Data, sgd_steps: int) -> Tensor:
-        """Decide which rows of a dataset are trained on, after so many SGD steps; return how old they are, in these."""
+        """Decide which rows of a dataset are trained on, after so many SGD steps; return how old they are, in these.
+
+        The dataset is on the CPU, and is changed in place.
+        """
         raise NotImplementedError
 
     def split(self, generator: torch.Generator) -> list[Tensor] | list[slice]:
@@ -196,8 +199,8 @@ class Fifo(Feed):
         cfg, first_version = self.cfg, self.buffers.policies[self.policy].weights.first_version
         lag = sgd_steps - data["policy_version"]
         fresh = (lag <= cfg.max_policy_lag) & (data["policy_version"] >= first_version)
-        data["valid"] = data["valid"] & fresh
-        data["rewards"] = scale_rewards(cfg, data["rewards"])
+        data["valid"] &= fresh  # in place: from where it lies a GPU copies it without a wait
+        data["rewards"].copy_(scale_rewards(cfg, data["rewards"]))
         return lag
 
     def split(self, generator: torch.Generator) -> list[Tensor]:
@@ -214,4 +217,23 @@ class Fifo(Feed):
 
 def select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
     """Return rows of a tensor; a slice of them is not copied."""
-    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows.to(tensor.device))
+    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+
+
+def upload(minibatches: list[Tensor] | list[slice], device: torch.device) -> list[Tensor] | list[slice]:
+    """Copy the places of minibatches to a device, in one piece, without waiting for it."""
+    if device.type == "cpu" or isinstance(minibatches[0], slice):
+        return minibatches
+    places = torch.cat(minibatches).pin_memory().to(device, non_blocking=True)
+    return list(places.split([len(minibatch) for minibatch in minibatches]))
+
+
+def join_groups(rows: Tensor, steps: list[int], num_trajectories: int) -> Tensor:
+    """Join the outputs of groups of sequences, [sum of steps, ...], group by group, into trajectories [B, T+1, ...]."""
+    groups = rows.split(steps) if len(steps) > 1 else [rows]
+    return join([group.unflatten(0, (num_trajectories, -1)) for group in groups], 1)
+
+
+def join(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Concatenate tensors; `torch.cat` copies a single one."""
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]

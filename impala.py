@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from runtime.own_modules import OWN_MODULES
 
 with OWN_MODULES.importing():  # whatever lies beside the user's script
     from algorithm import Algorithm, Data, Loss
     from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
-    from losses import MaskedMean, decayed, explained_variance
+    from losses import MaskedMean, decayed, describe
     from trainer import Trainer
     from vtrace import vtrace
 
@@ -78,25 +79,29 @@ class PolicyGradient(Algorithm):
         cfg = self.cfg
         if cfg.optimizer == "adam":
             return super().make_optimizer(parameters)
-        return torch.optim.RMSprop(parameters, cfg.learning_rate, cfg.rmsprop_alpha, cfg.rmsprop_eps)
+        parameters = list(parameters)
+        is_on_gpu = parameters[0].device.type != "cpu"  # then its counter and its rate are there too
+        return torch.optim.RMSprop(parameters, cfg.learning_rate, cfg.rmsprop_alpha, cfg.rmsprop_eps, foreach=is_on_gpu,
+                                   capturable=is_on_gpu)
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
-        cfg, (parameters, values), returns = self.cfg, outputs, model.returns
-        policy = model.distribution(parameters[:-1])
-        advantages = mean.masked(data["advantages"]) / returns.deviation  # 1 without --normalize_returns
-        policy_loss = -mean(policy.log_prob(data["actions"]) * advantages)
-        targets = returns.normalize_targets(mean.masked(data["targets"]))
-        value_loss = mean((values[:-1] - targets).square())
-        entropy = mean(policy.entropy())
-        exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
-        total = policy_loss + cfg.value_loss_coeff * value_loss - exploration_coeff * entropy
+        cfg, (parameters, values), returns = self.cfg, (outputs[0][:-1], outputs[1][:-1]), model.returns
+        policy = model.distribution(parameters)
         with torch.no_grad():
-            return Loss(total, {
-                "loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
-                "kl": mean(model.distribution(data["action_parameters"]).kl(policy)),
-                "advantage_mean": mean(data["advantages"]), "advantage_std": mean.std(data["advantages"]),
-                "value_mean": mean(returns.denormalize(values[:-1])),
-                "explained_variance": explained_variance(values[:-1], targets, mean)})
+            numbers = mean.masked(torch.stack([data["advantages"], data["targets"], data["new_values"],
+                                               data["targets"] - data["new_values"]]))
+            advantages = numbers[0] / returns.deviation if returns.running else numbers[0]
+            targets = returns.normalize_targets(numbers[1])
+            kl = model.distribution(data["action_parameters"]).kl(policy)
+        objective = policy.log_prob(data["actions"]) * advantages
+        value_loss, entropy = F.mse_loss(values, targets, reduction="none"), policy.entropy()
+        exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
+        gain = torch.sub(objective, value_loss, alpha=cfg.value_loss_coeff)
+        gain = torch.add(gain, entropy, alpha=exploration_coeff) if exploration_coeff else gain
+        means = mean(torch.stack([gain, objective.detach(), value_loss.detach(), entropy.detach(), kl]))
+        total, policy_loss, *others = -means[0], -means[1].detach(), *means[2:].detach()
+        return Loss(total, {"loss": total, "policy_loss": policy_loss} | describe(mean.moments(numbers))
+                    | dict(zip(("value_loss", "entropy", "kl"), others, strict=True)))
 
 
 class VTraceGradient(PolicyGradient):
@@ -109,9 +114,11 @@ class VTraceGradient(PolicyGradient):
         cfg, (parameters, values) = self.cfg, outputs
         log_ratios = model.distribution(parameters[:-1]).log_prob(data["actions"]) - data["log_probs"]
         log_ratios = log_ratios.clamp(-20, 20)
-        targets, advantages = vtrace(log_ratios, data["rewards"], model.returns.denormalize(values), data["terminated"],
-                                     data["truncated"], cfg.gamma, 1.0, cfg.vtrace_rho, cfg.vtrace_c)
-        return {"targets": targets, "advantages": log_ratios.exp().clamp(max=cfg.vtrace_rho) * advantages}
+        values = model.returns.denormalize(values)
+        targets, advantages = vtrace(log_ratios, data["rewards"], values, data["terminated"], data["truncated"],
+                                     cfg.gamma, 1.0, cfg.vtrace_rho, cfg.vtrace_c)
+        return {"targets": targets, "advantages": log_ratios.exp().clamp(max=cfg.vtrace_rho) * advantages,
+                "new_values": values[:-1]}
 
 
 class IMPALA(Trainer):

@@ -20,9 +20,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from config import Config, algorithm_class
-from feed import Batch, select
+from feed import Batch, join, join_groups, select, upload
 from losses import MaskedMean
+from normalizers import hold_units
 from reducer import make_reducer
+from runtime.acceleration import HalfCopy, RecordedStep, prepare
 from runtime.checkpoint import load_checkpoint, load_newest
 from runtime.inbox import COPY, FINISH, LOAD, SAVE, STOP
 from runtime.machine import body_dtype
@@ -43,7 +45,7 @@ class Learner:
     SPANS = (  # what `tools/timeline.py` records
         ("feed.next", "wait for a dataset"), ("feed.inbox.get", "wait for trajectories"),
         ("feed.next_batch.get", "wait for the learner"), ("feed.copy", "batch"), ("evaluate", "forward"),
-        ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"), ("sgd_step", "SGD"),
+        ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"), ("train_on", "SGD"),
         ("update_normalizers", "normalizers"), ("state.publish", "publish"), ("state.save", "save"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,
@@ -80,15 +82,18 @@ class Learner:
         self.reducer.begin(self.model, self.weights)
         self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, saved, self.is_first)
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
+        self.half = HalfCopy(self.model, self.model.arithmetic) if cfg.half_precision_copies else None
+        prepare(cfg, self.half.model if self.half else self.model)
         self.priorities: Tensor | None = None  # of the last minibatch, where the algorithm has some
         self.take_over_settings()
-        self.feed = self.algorithm.make_feed(buffers, policy, learner, pinned=device.type == "cuda",
+        self.feed = self.algorithm.make_feed(buffers, policy, learner, pinned=device.type != "cpu",
                                              deliver=self.train if cfg.serial_mode else None)
         self.feed.resume(saved or {})
 
     def take_over_settings(self) -> None:
         """Use the settings of the state, which population-based training may have changed."""
         self.cfg = self.algorithm.cfg = self.state.cfg
+        self.recorded = RecordedStep(self, self.device) if self.cfg.cuda_graphs else None  # with these settings
         self.algorithm.carry_settings(self.model)
 
     # ---- datasets and commands -----------------------------------------------------------------------------------
@@ -141,6 +146,7 @@ class Learner:
                 self.finishing = index
             else:  # CONFIGURE
                 self.state.configure()
+            if command not in (SAVE, FINISH):
                 self.take_over_settings()
         return True
 
@@ -150,59 +156,87 @@ class Learner:
         """Train on a dataset, unless all ranks end or none has a valid row; then give it back to the feed."""
         if not (self.state.agree(self.reducer) and self.run_sgd(batch)):
             self.feed.allow_next()
+        hold_units(self.model, hold=False)
         self.feed.release(batch)
 
     def run_sgd(self, batch: Batch) -> bool:
         """Take all SGD steps on a dataset, and publish; return False when no row of it is valid."""
         cfg, state = self.cfg, self.state
         state.take_over(self.reducer)
-        # no copy on a CPU; on a GPU `.sum()` below waits for the copy
-        data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
-        lag = self.feed.admit(data, state.sgd_steps)
-        num_valid = int(data["valid"].sum())
+        lag = self.feed.admit(batch.tensors, state.sgd_steps)
+        valid = batch.tensors["valid"]  # on the CPU, where nothing waits for the GPU
+        num_valid = int(valid.sum())
         state.decisions_trained = self.reducer.add_decisions(state.decisions_trained, num_valid)
         self.buffers.decisions_trained[self.policy] = state.decisions_trained
         if not self.reducer.any(num_valid > 0):  # all rows are too old, or acted by weights that were replaced since
             return False
+        data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         self.algorithm.env_steps = int(state.sampled[0])
+        hold_units(self.model)
+        if self.half:
+            self.half.refresh()
         with torch.no_grad():
             data |= self.algorithm.prepare(self.model, data, self.ask)
         if cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
             columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
             self.model.returns.update(*columns, cfg.gamma, self.reducer)
-        steps = [rows for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)]
-        stats = []
+            self.model.returns.hold()
+        if self.recorded:
+            self.recorded.load(data)
+        steps = upload([rows for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)], self.device)
+        stats, priorities = [], []
         for step, rows in enumerate(steps, 1):
             last = self.reducer.any(step == len(steps) or bool(self.buffers.stopping))
             if last:
                 self.feed.allow_next()
-            stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in data.items()}))
-            if self.priorities is not None:
-                batch.set_priorities(rows, self.priorities)
+            stats.append(self.train_on(data, rows))
+            priorities += [self.priorities] if self.priorities is not None else []
             if step % cfg.num_batches_per_epoch == 0:
                 state.update_learning_rate(stats[-cfg.num_batches_per_epoch:])
             if last and self.is_first:  # within a dataset all its observations are normalized alike
-                self.update_normalizers(data)
+                self.update_normalizers(data | {"valid": valid})
             if self.is_first and (last or self.algorithm.datasets_at_once == 1):
-                state.publish()
+                state.publish(wait=False)
             if last:
                 break
         if self.is_first:
             state.take_snapshot()
-        self.report(("trained", self.policy, self.summarize(stats, lag[data["valid"]], data["valid"])))
+        summary, priorities = state.read_statistics(stats, priorities)  # on a GPU the only wait for a dataset
+        state.weights.finish_publishing()  # it has copied them
+        for rows, part in zip(steps, priorities, strict=False):
+            batch.set_priorities(rows, part)
+        self.report(("trained", self.policy, self.summarize(summary, lag[valid], valid)))
         return True
 
+    def train_on(self, data: dict[str, Tensor], rows: Tensor | slice) -> dict[str, Tensor]:
+        """Take an SGD step on some trajectories of a dataset [N, T(+1), ...], return statistics."""
+        if self.recorded is None:
+            return self.sgd_step({name: select(tensor, rows) for name, tensor in data.items()})
+        stats, self.priorities = self.recorded(rows, self.state.learning_rate)
+        self.count_sgd_step()
+        return stats
+
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Take one gradient step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
-        state = self.state
+        """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
+        stats = self.gradient_step(data, self.state.learning_rate)
+        self.count_sgd_step()
+        return stats
+
+    def gradient_step(self, data: dict[str, Tensor], rate: float | Tensor) -> dict[str, Tensor]:
+        """Do of an SGD step what a GPU does."""
+        optimizer = self.state.optimizer
         self.model.zero_grad(set_to_none=True)
         stats = self.backward(data)
-        for group in state.optimizer.param_groups:
-            group["lr"] = state.learning_rate
-        stats["grad_norm"] = self.reducer.step(self.model, state.optimizer, self.cfg.max_grad_norm or float("inf"))
-        state.sgd_steps = self.reducer.add_sgd_step(state.sgd_steps)
-        self.algorithm.after_sgd_step(self.model, state.sgd_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with self.half.gradients() if self.half else contextlib.nullcontext():
+            stats["grad_norm"] = self.reducer.step(self.model, optimizer, self.cfg.max_grad_norm or float("inf"))
         return stats
+
+    def count_sgd_step(self) -> None:
+        """Count an SGD step, and do what follows it."""
+        self.state.sgd_steps = self.reducer.add_sgd_step(self.state.sgd_steps)
+        self.algorithm.after_sgd_step(self.model, self.state.sgd_steps)
 
     def backward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the gradient of the loss of a minibatch to the weights' `.grad`, return statistics.
@@ -216,7 +250,7 @@ class Learner:
         outputs = list(self.map(self.evaluate, [part for group in groups for part in self.parts(group)]))
         leaves = [tuple(output.detach().requires_grad_() for output in part) for part in outputs]
         steps = [group["new_episode"].numel() for group in groups]
-        joined = tuple(join_groups(torch.cat(rows), steps, len(data["valid"])).transpose(0, 1)
+        joined = tuple(join_groups(join(rows), steps, len(data["valid"])).transpose(0, 1)
                        for rows in zip(*leaves, strict=True))
         total, stats = self.loss(joined, {name: tensor.transpose(0, 1) for name, tensor in data.items()})
         total.backward()
@@ -267,9 +301,9 @@ class Learner:
         """Ask the network about sequences [N, L, ...]: what the algorithm needs of it, [N * L, ...]."""
         obs = {name.removeprefix("obs/"): part[name].flatten(0, 1) for name in self.obs_names}
         more = (part[name].flatten(0, 1) for name in self.algorithm.inputs if name in part)
-        dtype = self.model.arithmetic
-        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-            arguments = self.model, obs, part["rnn_states"][:, 0], part["new_episode"], *more
+        dtype, model = self.model.arithmetic, self.half.model if self.half else self.model
+        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32 and not self.half):
+            arguments = model, obs, part["rnn_states"][:, 0], part["new_episode"], *more
             return (function or self.algorithm.evaluate)(*arguments)
 
     def carry_back(self, outputs: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> None:
@@ -281,30 +315,26 @@ class Learner:
         """Move the observation statistics by the valid rows of a dataset; of images by a random sample of them.
 
         Neighboring images are nearly equal: the others would add cost and little information. The sample is random
-        since any regular choice would meet the episodes of some length always in the same steps.
+        since any regular choice would meet the episodes of some length always in the same steps. `valid` is on the CPU.
         """
         trajectory, t = data["valid"].nonzero(as_tuple=True)
         size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass) // self.algorithm.datasets_at_once
         if len(t) > size:
-            chosen = torch.randperm(len(t), generator=self.shuffle)[:size].to(self.device)
+            chosen = torch.randperm(len(t), generator=self.shuffle)[:size]
             trajectory, t = trajectory[chosen], t[chosen]
-        rows = trajectory * data[self.obs_names[0]].shape[1] + t
+        rows, = upload([trajectory * data[self.obs_names[0]].shape[1] + t], self.device)
         obs = {name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows) for name in self.obs_names}
         self.model.update_normalizers(obs, self.reducer)
 
-    def summarize(self, stats: list[dict[str, Tensor]], lag: Tensor, valid: Tensor) -> dict[str, float]:
-        """Summarize the statistics of a dataset's SGD steps; the lag is in SGD steps, before the first of them."""
-        summary = {}
-        for name in stats[0]:
-            values = torch.stack([step[name] for step in stats])
-            summary[name] = float(values.max() if name.endswith("_max") else
-                                  values.min() if name.endswith("_min") else values.mean())
+    def summarize(self, statistics: dict[str, float], lag: Tensor, valid: Tensor) -> dict[str, float]:
+        """Join what there is to say of a dataset; the lag is in SGD steps, before the first of them."""
+        rate = statistics.pop("learning_rate")
         prefix = "" if self.is_first or not self.algorithm.role else f"{self.algorithm.role}_"
-        return {f"{prefix}{name}": value for name, value in (summary | self.feed.statistics()).items()} | {
+        return {f"{prefix}{name}": value for name, value in (statistics | self.feed.statistics()).items()} | {
             "policy_lag_mean": float(lag.double().mean()) if len(lag) else 0.0,
             "policy_lag_max": int(lag.max()) if len(lag) else 0,
             "valid_fraction": float(valid.double().mean()),
-            "learning_rate": self.state.learning_rate,
+            "learning_rate": rate,
             "sgd_steps": self.state.sgd_steps,
             "env_steps_trained": self.state.decisions_trained,
         }
@@ -314,8 +344,3 @@ def steps_per_pass(obs_space: dict[str, spaces.Space]) -> int:
     """Return how many observations are evaluated at once on a CPU."""
     return max(1, int(CPU_BYTES_PER_PASS / sum(math.prod(space.shape) * obs_dtype(space).itemsize
                                                for space in obs_space.values())))
-
-
-def join_groups(rows: Tensor, steps: list[int], num_trajectories: int) -> Tensor:
-    """Join the outputs of groups of sequences, [sum of steps, ...], group by group, into trajectories [B, T+1, ...]."""
-    return torch.cat([group.unflatten(0, (num_trajectories, -1)) for group in rows.split(steps)], 1)

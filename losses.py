@@ -8,6 +8,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from reducer import Reducer
 
@@ -15,26 +16,35 @@ ADVANTAGE_FLOOR = 0.01  # the least deviation of advantages, in units of the val
 
 
 class MaskedMean:
-    """Averages [T, B] tensors over the valid rows of a minibatch; 0 when there are none.
+    """Averages [..., T, B] tensors over the valid rows of a minibatch; 0 when there are none.
 
-    Invalid rows may hold anything, also nan.
+    Invalid rows may hold anything, also nan. Several tensors are cheaper as a stack of them.
     """
 
     def __init__(self, valid: Tensor, reducer: Reducer) -> None:
         """Average over valid [T, B] bool."""
-        self.valid, self.reducer = valid, reducer
+        self.invalid, self.reducer = ~valid, reducer
         self.count = reducer.sum(valid.sum()).clamp(min=1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.reducer.share(self.masked(x).sum() / self.count)
+        return self.of_masked(self.masked(x))
 
-    def masked(self, x: Tensor, fill: Tensor | float = 0.0) -> Tensor:
-        """Replace the invalid entries of x."""
-        return torch.where(self.valid, x, fill)
+    def of_masked(self, x: Tensor) -> Tensor:
+        """Average what is 0 in invalid rows."""
+        return self.reducer.share(x.sum((-2, -1)) / self.count)
+
+    def masked(self, x: Tensor) -> Tensor:
+        """Replace the invalid entries of x by 0."""
+        return x.masked_fill(self.invalid, 0.0)
+
+    def moments(self, x: Tensor) -> Tensor:
+        """Return the means and the standard deviations of x [..., T, B], 0 in invalid rows, as [2, ...]."""
+        mean = self.of_masked(x)
+        return torch.stack([mean, self((x - mean[..., None, None]).square()).sqrt()])
 
     def std(self, x: Tensor) -> Tensor:
         """Return the standard deviation of x."""
-        return self((x - self(x)).square()).sqrt()
+        return self.moments(self.masked(x))[1]
 
 
 def decayed(coeff: float, env_steps: int, decay_env_steps: int) -> float:
@@ -42,41 +52,51 @@ def decayed(coeff: float, env_steps: int, decay_env_steps: int) -> float:
     return coeff * (max(0.0, 1 - env_steps / decay_env_steps) if decay_env_steps else 1.0)
 
 
-def normalize_advantages(advantages: Tensor, targets: Tensor, mean: MaskedMean) -> Tensor:
+def normalize_advantages(advantages: Tensor, moments: Tensor) -> Tensor:
     """Shift and scale advantages to mean 0 and deviation 1, without amplifying noise.
 
     A deviation below 1 % of the root mean square of targets and advantages counts as that. Once a task is solved, all
     advantages are errors of the value estimates: scaled to 1 they would let the policy walk at random until it fails
     (CartPole: values of 100, a deviation of 0.001, returns of 500 that fell to 160; `docs/performance.md`). The price:
     where the same large reward comes in every step whatever is done, all else counts as noise; subtract it.
+
+    moments: means and deviations of the advantages, and of the targets, [2, 2].
     """
-    size = mean(targets.square() + advantages.square()).sqrt()
-    deviation = torch.maximum(mean.std(advantages), ADVANTAGE_FLOOR * size).clamp(min=1e-30)  # of zeros: 0
-    return (advantages - mean(advantages)) / deviation
+    center, deviation = moments[:, 0]
+    size = torch.linalg.vector_norm(moments)  # a mean square is mean^2 + deviation^2
+    return (advantages - center) / torch.maximum(deviation, ADVANTAGE_FLOOR * size).clamp(min=1e-30)  # of zeros: 0
 
 
-def ppo_policy_loss(log_ratios: Tensor, advantages: Tensor, clip_ratio: float, mean: MaskedMean) -> Tensor:
-    """Compute -mean(min(ratio * A, clip(ratio, 1/(1+eps), 1+eps) * A)).
+def held_ratios(log_ratios: Tensor) -> Tensor:
+    """Return pi/mu, held within [0.05, 20] against overflow, as in Sample Factory."""
+    return F.hardtanh(log_ratios, math.log(0.05), math.log(20.0)).exp()
 
-    The ratio itself is held within [0.05, 20] against overflow, as in Sample Factory. clip_ratio = 0: no clipping.
-    """
-    ratios = mean.masked(log_ratios).clamp(math.log(0.05), math.log(20.0)).exp()
+
+def ppo_objective(ratios: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
+    """Compute min(ratio * A, clip(ratio, 1/(1+eps), 1+eps) * A), whose mean PPO raises; clip_ratio = 0: no clipping."""
     objective = ratios * advantages
-    if clip_ratio:
-        objective = torch.minimum(objective, ratios.clamp(1 / (1 + clip_ratio), 1 + clip_ratio) * advantages)
-    return -mean(objective)
+    if clip_ratio:  # a detached bound has the same gradient, at half the price
+        bound = ratios.detach().clamp(1 / (1 + clip_ratio), 1 + clip_ratio) * advantages
+        objective = torch.where(objective <= bound, objective, bound)
+    return objective
 
 
-def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: float, mean: MaskedMean) -> Tensor:
-    """Compute mean(max((V - R)^2, (V_old + clip(V - V_old, +-clip) - R)^2)); clip = 0: no clipping."""
-    targets = mean.masked(targets)  # 0 x nan would be nan in the gradient
-    error = (values - targets).square()
+def clipped_value_error(values: Tensor, old_values: Tensor, targets: Tensor, clip: float) -> Tensor:
+    """Compute max((V - R)^2, (V_old + clip(V - V_old, +-clip) - R)^2); clip = 0: no clipping."""
+    error = F.mse_loss(values, targets, reduction="none")
     if clip:
         clipped = old_values + (values - old_values).clamp(-clip, clip)
         error = torch.maximum(error, (clipped - targets).square())
-    return mean(error)
+    return error
 
 
-def explained_variance(values: Tensor, targets: Tensor, mean: MaskedMean) -> Tensor:
-    """Return 1 - Var(R - V) / Var(R): 1 for perfect values, 0 for useless ones."""
-    return 1 - mean.std(targets - values).square() / (mean.std(targets).square() + 1e-8)
+def describe(moments: Tensor) -> dict[str, Tensor]:
+    """Return the statistics that every actor-critic reports.
+
+    moments: of advantages, targets R, values V and R - V, [2, 4]. The explained variance, 1 - Var(R - V) / Var(R), is 1
+    for perfect values, 0 for useless ones.
+    """
+    means, deviations = moments
+    unexplained = deviations[3] / deviations[1].clamp(min=1e-12)
+    return {"advantage_mean": means[0], "advantage_std": deviations[0], "value_mean": means[2],
+            "explained_variance": 1 - unexplained.square()}

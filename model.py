@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from config import Config
 from distributions import ActionDistribution, check_action_space, forbid
-from encoders import LeafEncoders, initialize
+from encoders import LeafEncoders, in_float32, initialize
 from envs.flat_spaces import ACTION_MASK, action_leaves, num_action_parameters, num_options
 from normalizers import (
     FixedNormalizer,
@@ -87,7 +87,7 @@ class RecurrentCore(nn.Module):
             rnn_states = rnn_states.masked_fill(new_episode[:, begin, None], 0.0)
             output, rnn_states = self._run(features[:, begin:end], rnn_states)
             outputs.append(output)
-        return torch.cat(outputs, 1), rnn_states
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), rnn_states
 
     def _run(self, features: Tensor, rnn_states: Tensor) -> tuple[Tensor, Tensor]:
         state = rnn_states.unflatten(1, (self.num_layers, -1)).transpose(0, 1).contiguous()  # [layers, B, ...]
@@ -163,7 +163,7 @@ class ActorCritic(nn.Module):
             hidden states after the last step [B, state_size]; float32.
         """
         features = self.encoder(normalized)
-        with torch.autocast(features.device.type, enabled=False):
+        with in_float32(features.device):
             features, rnn_states = self.core(features.float().unflatten(0, new_episode.shape), rnn_states, new_episode)
             features = features.flatten(0, 1)
             parameters = self.policy_head(features)

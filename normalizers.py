@@ -57,16 +57,18 @@ class FixedNormalizer(nn.Module):
         """Normalize [B, ...] of any dtype into the given one."""
         if (self.shift, self.unit) == (0.0, 1.0):
             return obs.to(dtype)
-        return (obs.float() - self.shift).div_(self.unit).to(dtype)
+        shifted = obs.float() - self.shift if self.shift else obs.float()
+        return (shifted / self.unit).to(dtype)
 
 
-def merge_moments(running: nn.Module, mean: Tensor, var: Tensor, count: int) -> None:
+def merge_moments(running: nn.Module, mean: Tensor, var: Tensor, count: Tensor) -> None:
     """Merge the mean, variance and number of new values into a normalizer's running ones (Chan et al., 1979).
 
     The running mean is the sum of two float32 buffers, `mean` and `remainder`: a mean a million deviations from 0 could
-    not move by less than a tenth of a deviation, and would stop. mean, var: of the buffers' shape, float64.
+    not move by less than a tenth of a deviation, and would stop. mean, var: of the buffers' shape; count: scalar, where
+    it is 0 nothing moves. All float64.
     """
-    weight = count / (running.count.double() + count)
+    weight = count / (running.count + count).clamp(min=1)
     exact = running.mean.double() + running.remainder
     shift = mean - exact
     running.var.copy_((1 - weight) * running.var + weight * var + weight * (1 - weight) * shift.square())
@@ -76,7 +78,35 @@ def merge_moments(running: nn.Module, mean: Tensor, var: Tensor, count: int) -> 
     running.count += count
 
 
-class RunningNormalizer(FixedNormalizer):
+class Held:
+    """Units that are computed from running statistics whenever they are asked for, unless they are held."""
+
+    held: tuple[Tensor, ...] | None = None
+    _kept: tuple[Tensor, ...] = ()
+
+    def units(self) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def hold(self) -> None:
+        """Compute the units once, until `held` is None again: every SGD step of a dataset asks for the same.
+
+        They lie where they lay before, as a recorded graph expects.
+        """
+        units = self.units()
+        self._kept = self._kept or tuple(unit.clone() for unit in units)
+        torch._foreach_copy_(list(self._kept), list(units))
+        self.held = self._kept
+
+
+def hold_units(model: nn.Module, *, hold: bool = True) -> None:
+    """Hold the units of all normalizers of a model, or no longer."""
+    for part in model.modules():
+        if isinstance(part, Held):
+            part.hold() if hold else setattr(part, "held", None)
+
+
+class RunningNormalizer(Held, FixedNormalizer):
     """Normalize one leaf by its running mean and standard deviation, element by element, clipped to +-5.
 
     The statistics are those of what `FixedNormalizer` would return. They move only in `update`, which the learner calls
@@ -100,25 +130,35 @@ class RunningNormalizer(FixedNormalizer):
     @torch.no_grad()
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalize [B, ...] of any dtype into a new tensor of the given one."""
-        scale = (self.var + self.EPSILON).rsqrt() / self.unit
-        center = self.mean * self.unit + self.shift
-        product = -center * scale
+        scale, center = self.held or self.units()
+        fuses = obs.dtype == torch.uint8 and obs.device.type == "cpu"
+        product = -center * scale if fuses else center
 
         def normalize(rows: Tensor) -> Tensor:
-            exact = rows.to(torch.float32, copy=True)
-            if rows.dtype == torch.uint8:  # one operation less: 1 of 10 us an image of Atari
+            if fuses:  # one operation less: 1 of 10 us an image of Atari
+                exact = rows.float()
                 torch.addcmul(product, exact, scale, out=exact)
             else:  # the difference first: far from 0 the products would be rounded too much
-                exact.sub_(center).mul_(scale)
+                exact = (rows - center).mul_(scale)
             return exact.clamp_(-self.CLIP, self.CLIP)
 
         chunk = self.rows_at_once(obs)
         if obs.shape[0] <= chunk:  # len() would fix the batch of an exported policy
             return normalize(obs).to(dtype)
-        normalized = torch.empty(obs.shape, dtype=dtype)
+        normalized = torch.empty(obs.shape, dtype=dtype, device=obs.device)
         for rows, out in zip(obs.split(chunk), normalized.split(chunk), strict=True):
             out.copy_(normalize(rows))
         return normalized
+
+    def units(self) -> tuple[Tensor, Tensor]:
+        """Compute what raw values are multiplied by, after a center was subtracted; and the center."""
+        scale = (self.var + self.EPSILON).rsqrt()
+        return scale / self.unit if self.unit != 1 else scale, self.center(self.mean)
+
+    def center(self, mean: Tensor) -> Tensor:
+        """Convert a mean of normalized values into one of raw values."""
+        mean = mean * self.unit if self.unit != 1 else mean
+        return mean + self.shift if self.shift else mean
 
     def rows_at_once(self, obs: Tensor) -> int:
         """Count the rows of [B, ...] that are worked on together; on a GPU all."""
@@ -126,29 +166,20 @@ class RunningNormalizer(FixedNormalizer):
 
     @torch.no_grad()
     def update(self, obs: Tensor, reducer: Reducer = ALONE) -> None:
-        """Merge the statistics of [B, ...], and those of the other ranks, into the running ones."""
-        if not self.count:  # begin near the data: sums around a far point would lose the variance in float32
-            self.begin_near(obs, reducer)
+        """Merge the statistics of [B, ...], and those of the other ranks, into the running ones.
+
+        On a GPU nothing here waits: what depends on a count is computed either way.
+        """
         for moments in reducer.gather(self.moments(obs)):
             mean, var = moments[:-1].view(2, *self.mean.shape)
-            count = int(moments[-1])
-            if count:
-                merge_moments(self, mean, var, count)
-
-    def begin_near(self, obs: Tensor, reducer: Reducer) -> None:
-        """Take the first row of [B, ...], of the first rank that has one, for the mean."""
-        first = (obs[0].float() - self.shift) / self.unit if len(obs) else self.mean
-        for row in reducer.gather(torch.cat([first.flatten(), first.new_tensor([len(obs)])])):
-            if row[-1]:
-                self.mean.copy_(row[:-1].view_as(self.mean))
-                return
+            merge_moments(self, mean, var, moments[-1])
 
     def moments(self, obs: Tensor) -> Tensor:
         """Return the means, the variances and the number of [B, ...], in one float64 vector."""
         if not len(obs):
             return torch.zeros(2 * self.mean.numel() + 1, dtype=torch.float64, device=obs.device)
-        # sums in chunks, around the running mean so that float32 keeps its precision
-        center = self.mean * self.unit + self.shift
+        # sums in chunks, around a point nearby so that float32 keeps its precision: the running mean, once there is one
+        center = torch.where(self.count > 0, self.center(self.mean), obs[0].float())
         total, squares = torch.zeros_like(center), torch.zeros_like(center)
         for rows in obs.split(self.rows_at_once(obs)):
             difference = rows.float() - center
@@ -157,10 +188,11 @@ class RunningNormalizer(FixedNormalizer):
         shift = total.double() / len(obs)
         var = (squares.double() / len(obs) - shift.square()).clamp_(min=0)
         mean = (center.double() + shift - self.shift) / self.unit
-        return torch.cat([mean.flatten(), (var / self.unit**2).flatten(), mean.new_tensor([len(obs)])])
+        count = torch.full((1,), len(obs), dtype=torch.float64, device=obs.device)
+        return torch.cat([mean.flatten(), (var / self.unit**2).flatten(), count])
 
 
-class ReturnNormalizer(nn.Module):
+class ReturnNormalizer(Held, nn.Module):
     """The running mean and deviation of the returns: the value head learns in these units.
 
     So the size of the rewards changes neither the learning rate of the values nor their weight in the loss. Without
@@ -182,28 +214,36 @@ class ReturnNormalizer(nn.Module):
 
     def __init__(self, *, running: bool = False) -> None:
         super().__init__()
+        self.running = running
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("remainder", torch.zeros(()))  # as in `merge_moments`
         self.register_buffer("var", torch.zeros(()) if running else torch.ones(()))  # 0: values count as 0 at first
         self.register_buffer("shown", torch.zeros(()))  # the mean share of a return that a trajectory shows
         self.register_buffer("count", torch.full((), float(self.PRIOR)))
 
+    def units(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the deviation, and the limits of normalized targets."""
+        limit = self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()
+        return self.deviation_now(), -limit, limit
+
+    def deviation_now(self) -> Tensor:
+        return torch.maximum(self.var.sqrt(), self.FLOOR * self.mean.abs()).clamp(min=1e-8)
+
     @property
     def deviation(self) -> Tensor:
-        return torch.maximum(self.var.sqrt(), self.FLOOR * self.mean.abs()).clamp(min=1e-8)
+        return self.held[0] if self.held else self.deviation_now()
 
     def normalize(self, returns: Tensor) -> Tensor:
         """Convert returns (or values) of any shape into the units of the value head."""
-        return (returns - self.mean) / self.deviation
+        return (returns - self.mean) / self.deviation if self.running else returns
 
     def normalize_targets(self, targets: Tensor) -> Tensor:
         """Convert value targets of any shape; outlying ones, which would dominate the loss, are held within a limit."""
-        limit = self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()  # infinite without --normalize_returns
-        return self.normalize(targets).clamp(-limit, limit)
+        return self.normalize(targets).clamp(*(self.held or self.units())[1:]) if self.running else targets
 
     def denormalize(self, values: Tensor) -> Tensor:
         """Convert outputs of the value head of any shape into returns."""
-        return values * self.deviation + self.mean
+        return torch.addcmul(self.mean, values, self.deviation) if self.running else values
 
     @torch.no_grad()
     def update(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float,
@@ -222,19 +262,18 @@ class ReturnNormalizer(nn.Module):
         traces = discounts * ~truncated
         ends = discounts * truncated
         ends[-1] = discounts[-1]
-        sums = backward_sum(rewards.double().masked_fill(~valid, 0.0), traces)[valid]
-        shown = 1 - backward_sum(ends, traces)[valid]
-        number, mean_sum, mean_shown = reducer.sum(torch.stack([torch.ones_like(sums), sums, shown]).sum(1))
-        if not number:
-            return
-        mean_sum, mean_shown = mean_sum / number, mean_shown / number
-        weight = number / (self.count + number)
-        if not self.shown:
-            self.shown.copy_(mean_shown)
-        self.shown.copy_((1 - weight) * self.shown + weight * mean_shown)
+        # on a GPU nothing waits for a value: invalid rows count as 0
+        sums = backward_sum(rewards.double().masked_fill(~valid, 0.0), traces)[:-1] * valid
+        shown = (1 - backward_sum(ends, traces)[:-1]) * valid
+        number, mean_sum, mean_shown = reducer.sum(torch.stack([valid.double(), sums, shown]).sum((1, 2)))
+        divisor = number.clamp(min=1)
+        mean_sum, mean_shown = mean_sum / divisor, mean_shown / divisor
+        weight = number / (self.count + divisor)
+        before_shown = torch.where(self.shown > 0, self.shown, mean_shown.float())
+        self.shown.copy_((1 - weight) * before_shown + weight * mean_shown)
         before = self.mean.double() + self.remainder
-        mean = before + weight * (mean_sum - mean_shown * before) / self.shown
-        var = reducer.sum((sums - shown * mean).square().sum()) / number
+        mean = before + weight * (mean_sum - mean_shown * before) / torch.where(number > 0, self.shown, 1.0)
+        var = reducer.sum((sums - shown * mean).square().sum()) / divisor
         self.var.copy_((1 - weight) * (self.var + (mean - before).square()) + weight * var)
         self.mean.copy_(mean)
         self.remainder.copy_(mean - self.mean)

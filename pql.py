@@ -30,7 +30,7 @@ from runtime.own_modules import OWN_MODULES
 with OWN_MODULES.importing():  # whatever lies beside the user's script
     from algorithm import Data, Loss
     from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
-    from encoders import NONLINEARITIES, LeafEncoders, mlp
+    from encoders import NONLINEARITIES, LeafEncoders, in_float32, mlp
     from envs.flat_spaces import action_leaves, is_bounded, num_columns
     from losses import MaskedMean
     from model import ActorCritic
@@ -97,7 +97,7 @@ class QNetwork(nn.Module):
         features = [normalized[name].float() for name in self.vectors]
         if self.encoder is not None:
             features.append(self.encoder(normalized).float())
-        with torch.autocast(actions.device.type, enabled=False):
+        with in_float32(actions.device):
             return self.body(torch.cat([*features, actions], -1)).squeeze(-1)
 
 
@@ -128,7 +128,7 @@ def actions_of(policy: nn.ModuleList, normalized: Data) -> Tensor:
     """Return the actions [B, n] in [-1, 1] that a policy takes."""
     encoder, head = policy
     features = encoder(normalized).float()
-    with torch.autocast(features.device.type, enabled=False):
+    with in_float32(features.device):
         return head(features).tanh()
 
 

@@ -4,14 +4,14 @@ Read next: `apex.py`.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import nn
 
 from algorithm import Algorithm, Data
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
@@ -92,22 +92,12 @@ class ReplayAlgorithm(Algorithm):
                   deliver: Callable[[Any], None] | None) -> ReplayFeed:
         return ReplayFeed(self, buffers, policy, learner, deliver, pinned=pinned)
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make Adam, fused: a third of the time on a CPU, where the minibatches are small."""
-        cfg = self.cfg
-        betas = cfg.adam_beta1, cfg.adam_beta2
-        return torch.optim.Adam(parameters, cfg.learning_rate, betas, cfg.adam_eps, fused=True)
-
     def describe(self, trajectory: Data) -> Data:
         """Return first "priorities" [T] float32 for the transitions of a trajectory (nan: the largest so far).
 
         And other columns, which the replay keeps for the records.
         """
         return {"priorities": torch.full_like(trajectory["rewards"], torch.nan)}
-
-    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
-        """Add nothing: targets are computed in `prepare`, for a whole dataset."""
-        return {}
 
     def row_specs(self, specs: Mapping[str, Spec]) -> dict[str, Spec]:
         """List the columns of a replay, from those of a trajectory."""

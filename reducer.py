@@ -15,7 +15,6 @@ Made by `learner.py`; used wherever something is averaged, and by `shared_buffer
 
 import copy
 import itertools
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from runtime.ranks import join_learners, this_rank
-from runtime.user_error import UserError
 from weights import SharedWeights
 
 FINISHED, DECISIONS, BEGUN = range(3)  # SGD steps, decisions that were trained on, SGD steps
@@ -76,15 +74,24 @@ class Reducer:
         return read()
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-        """Clip the gradients to a norm, take a step, return the norm before. Raises `UserError` if it is not finite."""
-        try:
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, error_if_nonfinite=True)
-            optimizer.step()
-        except RuntimeError as error:
-            if not re.search("non-finite|overflow", str(error)):
-                raise
-            raise UserError("learning has diverged: a gradient or a step is non-finite; use a lower "
-                            "--learning_rate") from error
+        """Clip the gradients to a norm, take a step, return the norm before; where that is not finite, skip the step.
+
+        Nothing is read, so a GPU is not waited for. A fused optimizer scales and skips by itself. For others gradients
+        that are not finite become zeros: the averages that they keep decay by one step, and a momentum moves on.
+        """
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]
+                      if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters]
+        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        scale = (norm / max_norm).clamp(min=1.0)
+        diverges = (norm * 0).nan_to_num(nan=1.0)  # 1 for inf and nan, else 0
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # as for `torch.amp.GradScaler`
+            optimizer.grad_scale, optimizer.found_inf = scale.float(), diverges.float()
+        else:
+            flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(scale).masked_fill_(diverges > 0, 0.0)
+            for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                parameter.grad = part.view_as(parameter)
+        optimizer.step()
         return norm
 
 
@@ -134,12 +141,13 @@ class AllReduce(Reducer):
 class SharedTraining:
     """What the learners of one policy change together: weights, optimizer state, counters.
 
-    All floats lie in one tensor, since each tensor takes a file descriptor in every process.
+    All floats lie in one tensor, since each tensor takes a file descriptor in every process; on a GPU in its memory.
     """
 
-    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, num_learners: int) -> None:
+    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, num_learners: int,
+                 device: torch.device | str = "cpu") -> None:
         """Begin with the weights of a model."""
-        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        weights = [parameter.detach().to(device, copy=True) for parameter in model.parameters()]
         parameters = [nn.Parameter(weight.clone()) for weight in weights]
         optimizer = make_optimizer(parameters)
         for parameter in parameters:
@@ -148,7 +156,9 @@ class SharedTraining:
         self.names = list(optimizer.state[parameters[0]])  # of each parameter's state
         state = [torch.zeros_like(tensor) for tensor in state_tensors(optimizer)]
         self.num_weights, self.shapes = len(weights), [tensor.shape for tensor in (*weights, *state)]
-        self.flat = torch.cat([tensor.flatten() for tensor in (*weights, *state)]).share_memory_()
+        self.flat = torch.cat([tensor.flatten() for tensor in (*weights, *state)])
+        if self.flat.device.type == "cpu":
+            self.flat.share_memory_()
         # of each learner: FINISHED, DECISIONS, BEGUN; the first one's go on with those of a checkpoint
         self.counts = torch.zeros(3, num_learners, dtype=torch.int64).share_memory_()
 

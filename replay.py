@@ -199,11 +199,15 @@ class Replay:
                 torch.index_select(self.columns[column], 0, where, out=tensor)
 
     def update(self, drawn: Drawn, priorities: np.ndarray) -> None:
-        """Set the priorities [B] of transitions that were drawn, where they are still there."""
-        if not self.alpha:
+        """Set the priorities [B] of transitions that were drawn, where they are still there.
+
+        One that is not finite stays as it is: its SGD step was not taken, or its loss gives none.
+        """
+        known = np.isfinite(priorities)
+        if not self.alpha or not known.any():
             return
-        there = self.numbers[drawn.leaves // self.rollout] == drawn.numbers
-        self.largest = max(self.largest, float(priorities.max()))
+        there = known & (self.numbers[drawn.leaves // self.rollout] == drawn.numbers)
+        self.largest = max(self.largest, float(priorities[known].max()))
         self.tree[drawn.leaves[there]] = priorities[there] ** self.alpha
 
     def forget_priorities(self) -> None:

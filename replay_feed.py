@@ -43,17 +43,18 @@ class Dataset:
         following = {f"following_{name}": spec for name, spec in specs.items() if name.startswith("obs/")}
         more = {"weights": Spec((), torch.float32)} | (following if "steps" in specs else {})
         self.rows = allocate(dict(specs) | more, size, shared=False)
-        if pinned:  # in memory that a GPU can read by itself
-            self.rows = {name: tensor.pin_memory() for name, tensor in self.rows.items()}
         ones = torch.ones(size, 1, dtype=torch.bool)
-        self.tensors = {name: tensor[:, None] for name, tensor in self.rows.items()} | {
-            "valid": ones, "new_episode": ones, "rnn_states": torch.zeros(size, 1, 0)}
+        same = {"valid": ones, "new_episode": ones, "rnn_states": torch.zeros(size, 1, 0)}  # for every dataset
+        if pinned:  # in memory that a GPU can read by itself
+            self.rows, same = ({name: tensor.pin_memory() for name, tensor in tensors.items()}
+                               for tensors in (self.rows, same))
+        self.tensors = {name: tensor[:, None] for name, tensor in self.rows.items()} | same
         self.drawn: Drawn | None = None
         self.priorities = np.full(size, np.nan)  # as of the SGD step that each transition took part in
 
     def set_priorities(self, rows: slice, priorities: Tensor) -> None:
-        """Note the priorities [1, n] of transitions (on a GPU this waits for the SGD step)."""
-        self.priorities[rows] = priorities[0].cpu().numpy()
+        """Note the priorities [1, n] of transitions."""
+        self.priorities[rows] = priorities[0].numpy()
 
 
 class ReplayFeed(Feed):
@@ -119,8 +120,7 @@ class ReplayFeed(Feed):
         """Draw the transitions of the next SGD steps; set the priorities of those that were trained on first."""
         while not self.trained.empty():
             dataset = self.trained.get()
-            if not np.isnan(dataset.priorities).any():  # all SGD steps were taken, by a loss that gives some
-                self.replay.update(dataset.drawn, dataset.priorities)
+            self.replay.update(dataset.drawn, dataset.priorities)
         cfg, dataset = self.algorithm.cfg, self.drawing
         drawn = self.replay.draw(cfg.num_batches_per_epoch, cfg.batch_size, cfg.beta(int(self.buffers.env_steps.sum())))
         self.drawn += len(drawn.leaves)

@@ -126,7 +126,7 @@ class PolicyBuffers:
         self.shared_training: SharedTraining | None = None  # of several learners in this system
         if len(cfg.learners) > 1:
             make_optimizer = algorithm_class(cfg.algo)(cfg).make_optimizer
-            self.shared_training = SharedTraining(model, make_optimizer, len(cfg.learners))
+            self.shared_training = SharedTraining(model, make_optimizer, len(cfg.learners), device)
         self.requests = Inbox(pipes, cfg.num_splits + cfg.policy_workers_per_policy)
         self.trajectories_done = Inbox(pipes, num_slots)
         self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in cfg.learners]  # the first one obeys most
@@ -151,7 +151,6 @@ class SharedBuffers:
         self.info = info
         self.store_prefix = ""  # where several ranks find each other (`runtime/ranks.py`); the supervisor sets it
         self.start = 0  # how often the run was started before (`runtime/seeding.py`); the supervisor sets it
-        agents_per_split = cfg.envs_per_split * len(info.agents)
         self.slots_per_worker = cfg.num_envs_per_worker * len(info.agents)  # of each policy: all agents may play it
         self.num_slots = cfg.num_workers * self.slots_per_worker  # of each policy
         state_sizes = {kind: model.state_size for kind, model in zip(kind_of_policy, models, strict=True)}
@@ -175,7 +174,7 @@ class SharedBuffers:
         self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
         self.evaluations = Inbox(pipes, MAX_COMMANDS)
         # one tensor, since each takes a file descriptor in every process: policy, snapshot, slot, t, version, return
-        self._agents = shared(6, cfg.num_splits, agents_per_split)
+        self._agents = shared(6, cfg.num_splits, cfg.envs_per_split * len(info.agents))
         self.awaited_policy.fill_(IDLE)
         self.agent_snapshot.fill_(CURRENT)
         self.pulses = shared(num_components(cfg, cfg.num_policies) + 1, 3)  # the table of `runtime/pulse.py`

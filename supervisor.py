@@ -25,6 +25,7 @@ from runtime.commands import Commands, Sampling
 from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
+from runtime.full_memory import explaining_full_memory
 from runtime.inbox import FINISH, LOAD, SAVE, STOP
 from runtime.own_modules import OWN_MODULES
 from runtime.plan import Plan, make_plan, restore
@@ -72,7 +73,8 @@ class Supervisor:
         self.crew = Processes(context) if context else OneProcess()
         plan = make_plan(cfg, run_cfg, given, store_prefix)
         self.devices, self.models, is_resumed = plan.devices, plan.models, any(plan.states)
-        self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
+        with explaining_full_memory("supervisor", "supervisor"):
+            self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
         self.buffers.store_prefix = store_prefix
         self.commands = Commands(self.buffers)
         self.sampling, self.refused = Sampling(self.buffers), ""  # why parameters could not be taken over

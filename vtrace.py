@@ -42,16 +42,12 @@ def vtrace(
     """
     with torch.no_grad():
         ratios = log_ratios.exp()
-        discounts = gamma * (~terminated).to(values.dtype)
         rho = ratios.clamp(max=rho_bar)
-        # the trace that flows from t+1 back to t; a truncation cuts it, a termination already has discount 0
-        traces = discounts * lambda_ * ratios.clamp(max=c_bar) * (~truncated).to(values.dtype)
-        deltas = rho * (rewards + discounts * values[1:] - values[:-1])
-        corrections = backward_sum(deltas, traces)  # vs_t - V(x_t)
-        vs = values[:-1] + corrections
-        next_vs = torch.cat([vs[1:], values[-1:]])
-        next_vs = torch.where(truncated, values[1:], next_vs)
-        return vs, rewards + discounts * next_vs - values[:-1]
+        c = rho if c_bar == rho_bar else ratios.clamp(max=c_bar)
+        discounts, uncut = discounts_of(terminated, truncated, gamma, values.dtype)
+        td_errors = torch.addcmul(rewards, discounts, values[1:]) - values[:-1]
+        corrections = backward_sum(rho * td_errors, uncut * c * lambda_, gamma * lambda_ * c_bar)  # vs - V, [T+1, B]
+        return values[:-1] + corrections[:-1], torch.addcmul(td_errors, uncut, corrections[1:])
 
 
 def gae(
@@ -62,17 +58,44 @@ def gae(
     Arguments and results are those of `vtrace`; the target is V(x_t) + A_t.
     """
     with torch.no_grad():
-        discounts = gamma * (~terminated).to(values.dtype)
-        deltas = rewards + discounts * values[1:] - values[:-1]
-        advantages = backward_sum(deltas, discounts * lambda_ * (~truncated).to(values.dtype))
+        discounts, uncut = discounts_of(terminated, truncated, gamma, values.dtype)
+        td_errors = torch.addcmul(rewards, discounts, values[1:]) - values[:-1]
+        advantages = backward_sum(td_errors, uncut * lambda_)[:-1]
         return values[:-1] + advantages, advantages
 
 
-def backward_sum(deltas: Tensor, traces: Tensor) -> Tensor:
-    """Solve x_t = deltas_t + traces_t * x_{t+1} with x_T = 0, for [T, B] tensors."""
-    total = torch.zeros_like(deltas[0])
-    sums = torch.empty_like(deltas)
+def discounts_of(terminated: Tensor, truncated: Tensor, gamma: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the discounts of the next values, 0 after a termination, and of traces, also 0 after a truncation."""
+    discounts = torch.full_like(terminated, gamma, dtype=dtype).masked_fill_(terminated, 0.0)
+    return discounts, discounts.masked_fill(truncated, 0.0)
+
+
+def backward_sum(deltas: Tensor, traces: Tensor, largest_trace: float = 1.0) -> Tensor:
+    """Solve x_t = deltas_t + traces_t * x_{t+1} with x_T = 0, for [T, B] tensors, without gradient; x is [T+1, B].
+
+    largest_trace: no trace is larger. On a GPU that bound chooses the way: products of traces above 1 could overflow.
+    """
+    if deltas.device.type != "cpu" and largest_trace <= 1:
+        return backward_scan(deltas, traces)
+    sums = deltas.new_zeros(len(deltas) + 1, *deltas.shape[1:])
     for t in range(len(deltas) - 1, -1, -1):
-        total = torch.addcmul(deltas[t], traces[t], total)
-        sums[t] = total
+        torch.addcmul(deltas[t], traces[t], sums[t + 1], out=sums[t])
     return sums
+
+
+def backward_scan(deltas: Tensor, traces: Tensor) -> Tensor:
+    """Solve the same in log2(T) rounds, where the loop launches T kernels (Hillis and Steele, 1986).
+
+    After the round with step k, sums_t holds the terms of t ... t+2k-1, and products_t the product of their traces:
+    sums_t + products_t * sums_{t+k} and 0 + products_t * products_{t+k}, which are one operator.
+    """
+    length = len(deltas)
+    # what a round reads, and what it writes: sums, zeros, products; the rows from T on stay 0
+    old, new = deltas.new_zeros(2, 3, 2 * length, *deltas.shape[1:])
+    old[0, :length], old[2, :length] = deltas, traces
+    step = 1
+    while step < length:
+        torch.addcmul(old[:2, :length], old[2, :length], old[::2, step : step + length], out=new[::2, :length])
+        old, new = new, old
+        step *= 2
+    return old[0, : length + 1]

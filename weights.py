@@ -5,6 +5,11 @@ learner fills the older copy and then counts one publication more, which makes i
 newest one and looks at the count again: only if the learner has begun to write into that copy meanwhile, it reads once
 more. So whoever dies or freezes, at whatever moment, holds nothing that another waits for.
 
+On a GPU a copy is only queued, and what two processes queue there comes in no order. So a publication counts once the
+GPU has passed an event behind its copy, and a reader waits for its own copy before it looks at the count. A learner
+that publishes with `wait=False`, within a dataset, does not wait for the event: it asks for it at the next publication
+(which waits if the GPU is a whole SGD step behind, and has enough to do) and after the dataset (`finish_publishing`).
+
 Beside them lie the frozen snapshots for self-play. Used by the learner (`runtime/training_state.py` and `reducer.py`,
 write), `policy_worker.py` and `runtime/evaluator.py` (read). Read next: `rollout_worker.py`.
 """
@@ -41,6 +46,7 @@ class SharedWeights:
         self._numbers = torch.zeros(NEWEST_ROWS + num_snapshots + 4, dtype=torch.int64).share_memory_()
         self._numbers[NEWEST_ROWS : NEWEST_ROWS + num_snapshots] = WRITING  # there is none yet
         self._max_snapshots = num_snapshots
+        self._unfinished: tuple[int, int, Any] | None = None  # a publication: its number, version and event
         self.publish(model, 0)
 
     # ---- numbers -------------------------------------------------------------------------------------------------
@@ -77,15 +83,39 @@ class SharedWeights:
         del numbers._flat
         return numbers
 
+    def __getstate__(self) -> dict[str, Any]:  # for another process, which cannot ask for the event
+        self.finish_publishing()
+        return self.__dict__
+
     # ---- the writer ----------------------------------------------------------------------------------------------
 
-    def publish(self, model: nn.Module, version: int) -> None:
-        """Make the model's weights the newest ones."""
+    def publish(self, model: nn.Module, version: int, *, wait: bool = True) -> None:
+        """Make the model's weights the newest ones.
+
+        wait: only return when they are. Else, on a GPU, they are when `finish_publishing` finds them copied.
+        """
+        self.finish_publishing()  # else both rows would be written to, and readers would find none
         number = int(self._numbers[FINISHED]) + 1
         self._numbers[BEGUN] = number
         self._write(number % NEWEST_ROWS, model)
+        self._unfinished = number, version, self._mark()
+        self.finish_publishing(wait=wait)
+
+    def finish_publishing(self, *, wait: bool = True) -> None:
+        """Count the last publication, if its copy is finished, as the newest weights. The writer calls this.
+
+        wait: wait for the copy. Else, while it is under way, the weights before it stay the newest.
+        """
+        if self._unfinished is None:
+            return
+        number, version, event = self._unfinished
+        if event is not None and not event.query():
+            if not wait:
+                return
+            event.synchronize()
         self._numbers[number % NEWEST_ROWS] = version
         self._numbers[FINISHED] = number
+        self._unfinished = None
 
     def add_snapshot(self, model: nn.Module, version: int) -> None:
         """Keep the model's weights as a snapshot, in the place of the oldest one."""
@@ -93,15 +123,17 @@ class SharedWeights:
         row = NEWEST_ROWS + taken % self._max_snapshots
         self._numbers[row] = WRITING
         self._write(row, model)
+        self._finish_copies()
         self._numbers[row] = version
         self._numbers[TAKEN] = taken + 1
 
     @torch.no_grad()
     def _write(self, row: int, model: nn.Module) -> None:
-        state = model.state_dict()
-        for name, part in unflatten(self._flat[row], state).items():
-            part.copy_(state[name])
-        self._finish_copies()
+        tensors = [tensor.flatten() for tensor in model.state_dict().values()]
+        if tensors[0].device == self._flat.device:
+            torch.cat(tensors, out=self._flat[row])
+        else:
+            self._flat[row].copy_(torch.cat(tensors))
 
     # ---- readers -------------------------------------------------------------------------------------------------
 
@@ -111,10 +143,16 @@ class SharedWeights:
         Where the snapshot is just being replaced, the newest weights are taken instead.
         """
         state = model.state_dict()
+        device = next(iter(state.values())).device  # that of the weights, or the CPU
 
         def copy_into(row: Tensor) -> None:
-            for name, part in unflatten(row, state).items():
-                state[name].copy_(part)
+            groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # on a GPU one launch for each
+            for tensor, part in zip(state.values(), unflatten(row.to(device), state).values(), strict=True):
+                to, source = groups.setdefault(tensor.dtype, ([], []))
+                to.append(tensor)
+                source.append(part)
+            for to, source in groups.values():
+                torch._foreach_copy_(to, source)
 
         return self._read(copy_into, snapshot)
 
@@ -143,8 +181,16 @@ class SharedWeights:
             snapshot = CURRENT
 
     def _finish_copies(self) -> None:
-        if self._flat.device.type == "cuda":  # copies on a GPU are only queued
-            torch.cuda.current_stream(self._flat.device).synchronize()
+        """Wait for what was queued on a GPU."""
+        if event := self._mark():
+            event.synchronize()
+
+    def _mark(self) -> Any:
+        """Return an event behind what was queued on a GPU; None on a CPU, where everything is finished."""
+        device = self._flat.device
+        if device.type == "cpu":
+            return None
+        return torch.get_device_module(device).current_stream(device).record_event()
 
 
 def unflatten(flat: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ from envs.resizing import ResizedAgents, resize_images
 from envs.third_party import PACKAGES, explain_package, import_for, nearest_id, registering_module
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
 from runtime.by_name import Named, check_importable
-from runtime.machine import automatic, this_machine
+from runtime.machine import Machine, automatic, this_machine
 from runtime.sample_factory import other_name
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
@@ -139,13 +139,16 @@ def family_profile(kind: str, algo: str) -> dict[str, Any]:
     return {**of_env, **of_algorithm, "without_gpu": without_gpu}
 
 
-def profile(env_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that learn well on this environment's family and machine, beside those that are given."""
+def profile(env_id: str, given: Mapping[str, Any], machine: Machine | None = None) -> dict[str, Any]:
+    """Return the settings that learn well on this environment's family and machine, beside those that are given.
+
+    machine: None is this one.
+    """
     kind = family(env_id)
     settings = family_profile(kind, given.get("algo", Config.algo))
     if any(given.get(name, size) != size for name in ("res_w", "res_h") if (size := settings.get(name))):
         del settings["encoder_conv_architecture"]  # it belongs to that size
-    return automatic(this_machine(given.get("device", "auto")), settings, given,
+    return automatic(machine or this_machine(given.get("device", "auto")), settings, given,
                      large_observations=kind in LARGE_OBSERVATIONS)
 
 

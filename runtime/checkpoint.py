@@ -40,7 +40,8 @@ def checkpoint_name(prefix: str, state: dict[str, Any]) -> str:
 
 
 def save_checkpoint(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint so that the file under its name is always whole. Raises `OSError`."""
+    """Write a checkpoint so that the file under its name is always whole, from any device. Raises `OSError`."""
+    state = on_cpu(state)
     with replacing(path) as file:
         try:
             torch.save(state | {"format": FORMAT}, file)
@@ -48,6 +49,17 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
+
+
+def on_cpu(value: Any) -> Any:
+    """Copy all tensors in nested dicts and lists that are on a GPU: a file must load on a machine without one."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: on_cpu(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(on_cpu, value))
+    return value
 
 
 def list_checkpoints(folder: Path, prefix: str = "checkpoint") -> list[Path]:

@@ -21,6 +21,7 @@ from envs.flat_spaces import ACTION_MASK, num_action_parameters, num_columns
 from envs.vector_env import Step, VectorEnv
 from model import parameter_kinds
 from runtime import checkpoint
+from runtime.generators import fork_rng
 from runtime.machine import body_dtype
 from runtime.seeding import EVALUATION, derive_seed
 from shared_buffers import SharedBuffers
@@ -42,12 +43,12 @@ class Player:
     @torch.inference_mode()
     def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
         """Write the actions for a step into those of the agents' kind; an episode begins where fresh [M] is true."""
-        obs = {name: torch.as_tensor(value[self.places], device=self.device)
+        obs = {name: torch.as_tensor(value[self.places]).to(self.device)
                for name, value in step.obs[self.kind].items()}
-        new = torch.as_tensor(fresh[self.agents], device=self.device)
+        new = torch.as_tensor(fresh[self.agents]).to(self.device)
         columns, rnn_states = self.algorithm.act(self.model, obs, self.rnn_states, new,
                                                  deterministic=self.deterministic)
-        active = torch.as_tensor(step.active[self.agents, None], device=self.device)
+        active = torch.as_tensor(step.active[self.agents, None]).to(self.device)
         self.rnn_states = torch.where(active, rnn_states, self.rnn_states)  # the others see nothing
         actions[self.kind][self.places] = columns["actions"].cpu().numpy()
 
@@ -145,11 +146,10 @@ class Evaluator:
         """
         self.cfg, self.buffers, self.report = cfg, buffers, report
         self.env = make_vector_env(cfg, min(cfg.eval_episodes, MAX_ENVS))
-        gpus = [device for device in devices if device.type == "cuda"]
-        self.fork_rng = lambda: torch.random.fork_rng(gpus)
+        self.devices = devices
         self.algorithm = algorithm_class(cfg.algo)(cfg)
         self.models: list[nn.Module] = []
-        with self.fork_rng():
+        with fork_rng(devices):
             for policy, device in enumerate(devices):
                 obs_space, action_space = buffers.spaces_of(policy)
                 model = self.algorithm.make_model(obs_space, action_space).to(device)
@@ -181,7 +181,7 @@ class Evaluator:
         weights, version = self.buffers.policies[policy].weights.read(self.models[policy])
         kinds = self.buffers.kind_of_policy
         own_kind, seed = kinds[policy], self.cfg.seed
-        with self.fork_rng():  # in serial mode training must draw the same numbers as without
+        with fork_rng(self.devices):  # in serial mode training must draw the same numbers as without
             torch.manual_seed(derive_seed(seed, EVALUATION, part=1))
             players = []
             for kind_number, kind in enumerate(self.env.kinds):

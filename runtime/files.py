@@ -5,11 +5,13 @@ import contextlib
 import json
 import math
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from runtime.by_name import NO_MODULE
 from runtime.user_error import UserError
 
 MAX_NAME_BYTES, MAX_PATH_BYTES = 240, 3000  # 255 and 4096 are the system's, and names get endings (_old2)
@@ -38,6 +40,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
+    """Return the folder of a run, named like its experiment or else its environment. Raises `UserError`."""
+    if experiment in (".", "..") or "/" in experiment:
+        raise UserError(f"--experiment={experiment} is no plain name; choose the folder with --train_dir")
+    name = re.sub(r"[/:]", "_", env.removeprefix(f"{NO_MODULE}:"))
+    return check_name(Path(train_dir) / (experiment or name))
 
 
 def check_name(path: Path) -> Path:

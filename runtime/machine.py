@@ -2,7 +2,8 @@
 
 The profiles were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
 machine: workers, environments, splits, threads, trajectories and batches. What was given stays as it is. Only the
-figures for two cores without a GPU are measured (`docs/performance.md`); the others follow from them.
+figures for two cores without a GPU are measured (`docs/performance.md`), all others predicted (`benchmark.py predict`,
+`docs/gpu_predictions.md`).
 """
 
 import math
@@ -21,7 +22,7 @@ from runtime.user_error import UserError
 MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
 ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large; fewer where a profile has fewer
 MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would depend on the bootstrap value
-CORES_PER_POLICY_WORKER = 8  # acting takes a tenth of the time of Pong on two cores
+CORES_PER_POLICY_WORKER = {False: 8, True: 32}  # with a GPU (True): a second one on 16 costs 6 % (predicted)
 NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
 
 
@@ -47,6 +48,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     """Complete a family's profile for a machine.
 
     Without a GPU a profile's "without_gpu" replaces settings, unless a network is given: they belong to one network.
+    Its "num_learners" are for a CPU too: several can share a GPU, but nothing speaks for it (it was not measured).
     Its "num_envs" is the number of all environments on two cores. More environments mean older data: the number grows
     with the cores only where batches of inference would become too small. Then datasets grow too, and trajectories
     become shorter (down to `MIN_ROLLOUT`, and not those of a memory): about one dataset stays in flight.
@@ -57,15 +59,17 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     without_gpu = settings.pop("without_gpu", {})
     if not machine.num_gpus and not NETWORK_SETTINGS & given.keys():
         settings |= without_gpu
-    if (machine.num_gpus or this_rank().world_size > 1 or given.get("with_pbt") or given.get("serial_mode")
-            or not given.get("async_rl", True)):
-        settings.pop("num_learners", None)  # where several cannot be
+    several_refused = (this_rank().world_size > 1 or given.get("with_pbt") or given.get("serial_mode")
+                       or not given.get("async_rl", True))
+    if machine.num_gpus or several_refused:
+        settings.pop("num_learners", None)
     roles = algorithm_class(given.get("algo", Config.algo)).roles
     num_learners = len(roles) or max(1, given.get("num_learners", settings.get("num_learners", 1)))
     num_policies = min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
     num_workers = max(1, given.get("num_workers", min(machine.cores, max_workers(num_policies, num_learners))))
     settings["num_workers"] = num_workers
-    settings["policy_workers_per_policy"] = max(1, machine.cores // (CORES_PER_POLICY_WORKER * num_policies))
+    per_policy = CORES_PER_POLICY_WORKER[machine.num_gpus > 0] * num_policies
+    settings["policy_workers_per_policy"] = max(1, machine.cores // per_policy)
     num_envs = settings.pop("num_envs")
     if large_observations:
         envs_per_core = min(ENVS_PER_CORE, num_envs / 2)  # a profile is for two cores

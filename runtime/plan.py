@@ -4,6 +4,7 @@ Also how a resumed run gets back what its checkpoints hold. Used by `supervisor.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,10 @@ from envs.families import probe
 from envs.vector_env import EnvInfo
 from pbt import assign_kinds
 from runtime import checkpoint, ranks
+from runtime.acceleration import check_options
 from runtime.apart import call_apart
-from runtime.machine import choose_cores, choose_device
+from runtime.device_memory import DeviceMemory, plan_device_memory
+from runtime.machine import body_dtype, choose_cores, choose_device
 from runtime.memory import (
     available_memory,
     available_shared_memory,
@@ -51,6 +54,7 @@ class Plan(NamedTuple):
     paths: list[Path | None]  # the checkpoint with which a resumed run goes on
     states: list[dict[str, Any] | None]  # what that holds
     damaged: list[list[Path]]  # newer checkpoints, which cannot be read
+    device_memory: Sequence[DeviceMemory] = ()  # of each GPU
 
     @property
     def places(self) -> list[dict[str, Any]]:
@@ -73,9 +77,6 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
         given: those that the user has given. store_prefix: where the ranks find each other.
     """
     devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
-    if len(cfg.learners) > 1 and devices[0].type != "cpu":
-        raise UserError(f"the {len(cfg.learners)} learners of a policy share weights in the memory of the CPU; set "
-                        "--device=cpu")
     available = available_memory(store_prefix)
     check_processes(cfg, available)
     must_play_ahead = given.get("decorrelate_experience_max_seconds", 0) > 0
@@ -89,13 +90,17 @@ def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix:
     with weights_that_fit(cfg, devices[0].type == "cpu", available):
         models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
                                                 for policy, kind in enumerate(kinds)), strict=True))
+    for device, kind, model in zip(devices, kinds, models, strict=True):
+        check_options(cfg, device, body_dtype(cfg, device, info.kinds[kind][0]), has_memory=model.state_size > 0)
     check_num_slots(cfg, len(info.agents))
     needed = [estimate_memory(cfg, info, kinds[:count], models[:count], devices[:count])
               for count in range(1, cfg.num_policies + 1)]
     replays = replay_bytes(cfg, info, kinds, models)
     check_memory(cfg, needed, available, replays)
     check_shared_memory(cfg, info, kinds, models, devices, available_shared_memory(store_prefix))
-    return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states, damaged)
+    on_devices = plan_device_memory(cfg, info, kinds, models, devices)
+    return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states, damaged,
+                on_devices)
 
 
 def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any], action_space: Any

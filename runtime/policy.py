@@ -24,6 +24,7 @@ from pbt import assign_kinds
 from runtime.by_name import check_importable, check_trusted, reference
 from runtime.checkpoint import find_checkpoint, holds_run, load_checkpoint, load_newest, load_weights, policy_dir
 from runtime.files import load_saved
+from runtime.generators import OwnNumbers, fork_rng
 from runtime.machine import body_dtype, choose_device
 from runtime.records import read_summary
 from runtime.seeding import EVALUATION, derive_seed
@@ -39,10 +40,9 @@ class Policy:
         self.cfg, self.kind, self.device, self.version = cfg, kind, device, -1
         self.source = ""  # where the weights come from
         self.algorithm = algorithm_class(cfg.algo)(cfg)
-        with torch.random.fork_rng(devices=()):  # what trains in this process must draw the same numbers as without
+        self.numbers = OwnNumbers(derive_seed(cfg.seed, EVALUATION, part=2), device)
+        with fork_rng([device]):  # what trains in this process must draw the same numbers as without
             self.model = self.algorithm.make_model(kind.obs_space, kind.action_space)
-            torch.manual_seed(derive_seed(cfg.seed, EVALUATION, part=2))
-            self.random_state = torch.get_rng_state()
         self.model.load_state_dict(model.state_dict())
         self.model = self.model.to(device).body_to(body_dtype(cfg, device, kind.obs_space)).eval()
 
@@ -110,12 +110,10 @@ class Policy:
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"state or episode_start does not belong to {count} observations: {error}") from error
         tensors = {name: torch.as_tensor(value, device=self.device) for name, value in leaves.items()}
-        with torch.random.fork_rng(devices=()):
-            torch.set_rng_state(self.random_state)
+        with self.numbers.drawn():
             columns, states = self.algorithm.act(
                 self.model, tensors, states.reshape(count, size).to(self.device),
                 torch.tensor(new, device=self.device), deterministic=deterministic)
-            self.random_state = torch.get_rng_state()
         return self.kind.actions(columns["actions"].cpu().numpy()), states.cpu()
 
     def _leaves(self, obs: Any) -> tuple[bool, dict[str, np.ndarray]]:

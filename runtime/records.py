@@ -126,6 +126,8 @@ class Records:
                 self.policies[policy].matches.append(result)
         elif kind == "trained":
             self.policies[content[0]].add_training(content[1])
+            if number := sum(value for name, value in content[1].items() if name.endswith("skipped_sgd_steps")):
+                self.log(f"skipped {number} SGD steps{self._of(content[0])}: their gradients were not finite")
         elif kind == "evaluated":
             policy = self.policies[content[0]]
             if policy.evaluation:  # each is in a row of its own
@@ -224,9 +226,8 @@ class Records:
         self.last_saved |= dict.fromkeys(kinds, now)
         saves = self.find_best() + [(number, kind) for number in range(len(self.policies)) for kind in kinds]
         trained = any(policy.training for policy in self.policies)
-        if not (trained if self.cfg.serial_mode else now - self.last_row >= self.cfg.report_interval_sec):
-            return saves
-        self._write_row(env_steps)
+        if trained if self.cfg.serial_mode else now - self.last_row >= self.cfg.report_interval_sec:
+            self._write_row(env_steps)
         return saves
 
     def find_best(self, *, at_end: bool = False) -> list[tuple[int, int]]:
@@ -267,12 +268,11 @@ class Records:
         parts = [policy.take_row() for policy in self.policies]
         for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True)):
             policy.tensorboard.add_row(row | part if number == 0 else part, env_steps)  # the run's with the first one's
-        row |= parts[0] if len(parts) == 1 else join_rows(parts)
-        self.metrics.add(json.dumps(row))
-        self.row = row
+        self.row = row | (parts[0] if len(parts) == 1 else join_rows(parts))
+        self.metrics.add(json.dumps(self.row))
         self._write_files(self._summary(env_steps))
         if self.begun is not None:
-            self._show_progress(row)
+            self._show_progress(self.row)
 
     def measure_memory(self) -> None:
         """Measure the memory of all processes; it takes the kernel some ms for each, so not every report does it."""

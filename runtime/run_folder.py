@@ -9,19 +9,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from config import Config, canonical_algo, make_config, run_dir_of, tunable
+from config import Config, canonical_algo, make_config, tunable
 from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
 from runtime.command_line import as_typed
-from runtime.files import load_saved, write_atomically
+from runtime.files import load_saved, run_dir_of, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
 
 # How one start runs, not what is learned: as given, or as the machine has it now, never as the run had it before. The
 # number and grouping of environments, their trajectories and batches shape what is learned, so these stay.
 MODES = ("restart_behavior", "trust_run", "device", "serial_mode", "policy_workers_per_policy",
-         "set_workers_cpu_affinity", "learner_threads", "trace_sec")
+         "set_workers_cpu_affinity", "learner_threads", "trace_sec", "tf32", "half_precision_copies", "cuda_graphs",
+         "torch_compile")
 PLACE = ("env", "train_dir", "experiment")  # where the run is, and what it is looked for by
 # what a run is of: with others its weights and its scores would mean something else
 KIND = ("env", "env_kwargs", "algo", "nonlinearity", "squash_actions", "adaptive_stddev", "obs_subtract_mean",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from config import Config, tunable
 from reducer import Reducer, state_tensors
@@ -42,7 +43,7 @@ class TrainingState:
         self.has_ended = False  # no rank begins another dataset
         self.sgd_steps = 0  # also the version of the published weights
         self.decisions_trained = 0
-        self.learning_rate = cfg.learning_rate
+        self.learning_rate: float | Tensor = cfg.learning_rate  # a tensor where a GPU follows the KL, unread
         self.place_in_population: dict[str, Any] = {}  # what the weights were learned with, saved beside them
         self.configure()
         if saved is not None:
@@ -59,13 +60,18 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a checkpoint holds; the tensors are the live ones."""
-        optimizer = self.optimizer.state_dict() | {"class": type(self.optimizer).__name__}
+        optimizer = self.optimizer_state() | {"class": type(self.optimizer).__name__}
         env_steps, policy_steps = self.count_sampled().tolist()
         return {"algo": str(self.cfg.algo), "config": self.cfg.as_dict(), "model": self.model.state_dict(),
                 "optimizer": optimizer, "sgd_steps": self.sgd_steps, "env_steps": env_steps,
                 "policy_steps": policy_steps, "env_steps_trained": self.decisions_trained,
-                "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
+                "learning_rate": float(self.learning_rate), "initial_learning_rate": self.cfg.learning_rate,
                 "population": self.place_in_population}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state, with the rate as a number."""
+        state = self.optimizer.state_dict()
+        return state | {"param_groups": [group | {"lr": float(self.learning_rate)} for group in state["param_groups"]]}
 
     def newest(self, reducer: Reducer) -> dict[str, Any]:
         """Return `state_dict`, after taking over what other learners have done."""
@@ -88,7 +94,7 @@ class TrainingState:
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Take over what an optimizer has learned, but not its settings."""
         state = copy.deepcopy(state)  # its tensors may lie in a file
-        self.optimizer.load_state_dict(state | {"param_groups": self.optimizer.state_dict()["param_groups"]})
+        self.optimizer.load_state_dict(state | {"param_groups": self.optimizer_state()["param_groups"]})
 
     def count_sampled(self, rows: slice = slice(None)) -> torch.Tensor:
         """Count env_steps, and decisions of the policy, sampled so far; in the last row are those sampled elsewhere."""
@@ -126,9 +132,9 @@ class TrainingState:
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
-    def publish(self) -> None:
-        """Make the weights the newest ones."""
-        self.weights.publish(self.model, self.sgd_steps)
+    def publish(self, *, wait: bool = True) -> None:
+        """Make the weights the newest ones; wait=False, on a GPU: as soon as it has copied them."""
+        self.weights.publish(self.model, self.sgd_steps, wait=wait)
 
     def save(self, reason: int, kept: dict[str, Any], reducer: Reducer) -> None:
         """Write a checkpoint: SAVE_PERIODIC (the newest few are kept), SAVE_MILESTONE (all are kept), SAVE_BEST or, for
@@ -247,22 +253,52 @@ class TrainingState:
         elif cfg.lr_schedule == "kl_adaptive":
             if "kl" not in stats[0]:
                 raise UserError(f"--lr_schedule=kl_adaptive: the loss of --algo={cfg.algo} has no statistic 'kl'")
-            kl = float(torch.stack([step["kl"] for step in stats]).mean())
-            self.learning_rate = kl_adaptive_rate(self.learning_rate, kl, cfg.lr_schedule_kl_threshold,
-                                                  cfg.lr_adaptive_min, cfg.lr_adaptive_max)
+            kl = torch.stack([step["kl"] for step in stats]).mean()
+            on_cpu = kl.device.type == "cpu"  # fused optimizers take a float32 on a GPU
+            rate = torch.zeros_like(kl, dtype=torch.float64 if on_cpu else torch.float32) + self.learning_rate
+            rate = kl_adaptive_rate(rate, kl, cfg.lr_schedule_kl_threshold, cfg.lr_adaptive_min, cfg.lr_adaptive_max)
+            self.learning_rate = float(rate) if on_cpu else rate
+
+    def read_statistics(self, stats: Sequence[dict[str, Tensor]],
+                        priorities: Sequence[Tensor]) -> tuple[dict[str, float], list[Tensor]]:
+        """Summarize the statistics of a dataset's SGD steps, and bring its priorities to the CPU, all in one copy.
+
+        Steps whose gradient was not finite were skipped, and count in `skipped_sgd_steps` alone. Raises `UserError`
+        when the last two of a dataset were (or its only one), or when weights are not finite: it is not the data.
+        """
+        rates = [self.learning_rate] if isinstance(self.learning_rate, Tensor) else []
+        numbers = torch.stack([value for step in stats for value in step.values()])
+        with torch.no_grad():
+            size = torch.stack(torch._foreach_norm(list(self.model.parameters()))).norm()
+        numbers, size, *rest = read_together([numbers, size, *priorities, *rates])
+        table = dict(zip(stats[0], numbers.view(len(stats), -1).T, strict=True))
+        taken = table["grad_norm"].isfinite()
+        if not (taken[-2:].any() and size.isfinite()):
+            what = "weights" if taken[-2:].any() else "gradients"
+            raise UserError(f"learning has diverged: {what} are non-finite; use a lower --learning_rate")
+        summary = {"skipped_sgd_steps": int((~taken).sum())}
+        for name, column in table.items():
+            values = column[taken]
+            summary[name] = float(values.max() if name.endswith("_max") else
+                                  values.min() if name.endswith("_min") else values.mean())
+        return summary | {"learning_rate": float(rest.pop() if rates else self.learning_rate)}, rest
 
     def linear_rate(self) -> float:
         """Return the rate that falls from its initial value to 0 over the env_steps of the whole run."""
         return self.cfg.learning_rate * max(0.0, 1 - int(self.sampled[0]) / self.cfg.train_for_env_steps)
 
 
-def kl_adaptive_rate(rate: float, kl: float, threshold: float, smallest: float, largest: float) -> float:
+def kl_adaptive_rate(rate: Tensor, kl: Tensor, threshold: float, smallest: float, largest: float) -> Tensor:
     """Divide the rate by 1.5 when the KL is above twice the threshold, multiply it by 1.5 when below half of it."""
-    if kl > 2 * threshold:
-        rate /= 1.5
-    elif kl < threshold / 2:
-        rate *= 1.5
-    return min(max(rate, smallest), largest)
+    rate = torch.where(kl > 2 * threshold, rate / 1.5, torch.where(kl < threshold / 2, rate * 1.5, rate))
+    return rate.clamp(smallest, largest)
+
+
+def read_together(tensors: list[Tensor]) -> list[Tensor]:
+    """Copy tensors of one device to the CPU, as one."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -174,8 +174,8 @@ def test_the_weights_with_the_best_evaluation_are_saved(tmp_path: Path, monkeypa
     published: dict[int, dict[str, torch.Tensor]] = {}
     publish = SharedWeights.publish
 
-    def record(weights: SharedWeights, model: torch.nn.Module, version: int) -> None:
-        publish(weights, model, version)
+    def record(weights: SharedWeights, model: torch.nn.Module, version: int, *, wait: bool = True) -> None:
+        publish(weights, model, version, wait=wait)
         published[version] = copy.deepcopy(dict(model.state_dict()))
 
     monkeypatch.setattr(SharedWeights, "publish", record)

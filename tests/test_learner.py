@@ -22,7 +22,7 @@ from appo import AsyncPPO
 from config import Config, make_config
 from feed import Batch
 from learner import Learner
-from losses import MaskedMean, clipped_value_loss, explained_variance, normalize_advantages, ppo_policy_loss
+from losses import MaskedMean, clipped_value_error, describe, held_ratios, normalize_advantages, ppo_objective
 from model import ActorCritic, make_model
 from normalizers import ReturnNormalizer
 from policy_worker import PolicyWorker
@@ -352,9 +352,14 @@ def over(valid: Tensor) -> MaskedMean:
     return MaskedMean(valid, Reducer())
 
 
+def masked_moments(valid: Tensor, *rows: Tensor) -> Tensor:
+    mean = over(valid)
+    return mean.moments(mean.masked(torch.stack(rows)))
+
+
 @pytest.mark.parametrize("clip_ratio", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("seed", range(5))
-def test_ppo_policy_loss_against_a_loop(seed: int, clip_ratio: float) -> None:
+def test_the_objective_of_ppo_against_a_loop(seed: int, clip_ratio: float) -> None:
     """Gains are capped at the clip range, losses are not."""
     log_ratios, advantages, _, valid = random_rows(seed)
     log_ratios = 2 * log_ratios  # some beyond the bounds of 0.05 and 20
@@ -363,19 +368,19 @@ def test_ppo_policy_loss_against_a_loop(seed: int, clip_ratio: float) -> None:
         ratio = min(max(math.exp(log_ratio), 0.05), 20.0)
         clipped = min(max(ratio, 1 / (1 + clip_ratio)), 1 + clip_ratio) if clip_ratio else ratio
         terms.append(min(ratio * advantage, clipped * advantage))
-    loss = ppo_policy_loss(log_ratios, advantages, clip_ratio, over(valid))
-    assert float(loss) == pytest.approx(-sum(terms) / len(terms))
+    objective = over(valid)(ppo_objective(held_ratios(log_ratios), advantages, clip_ratio))
+    assert float(objective) == pytest.approx(sum(terms) / len(terms))
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_clipped_value_loss_against_a_loop(seed: int, clip: float) -> None:
+def test_the_clipped_value_error_against_a_loop(seed: int, clip: float) -> None:
     values, old_values, targets, valid = random_rows(seed)
     terms = []
     for value, old, target in zip(*(x[valid].tolist() for x in (values, old_values, targets)), strict=True):
         moved = min(max(value, old - clip), old + clip) if clip else value
         terms.append(max((value - target) ** 2, (moved - target) ** 2))
-    loss = clipped_value_loss(values, old_values, targets, clip, over(valid))
+    loss = over(valid)(clipped_value_error(values, old_values, targets, clip))
     assert float(loss) == pytest.approx(sum(terms) / len(terms))
 
 
@@ -385,9 +390,12 @@ def test_masked_statistics_against_numpy(seed: int) -> None:
     v, r = values[valid].numpy(), targets[valid].numpy()
     assert float(over(valid)(values)) == pytest.approx(v.mean())
     assert float(over(valid).std(values)) == pytest.approx(v.std())
-    explained = explained_variance(values, targets, over(valid))
-    assert float(explained) == pytest.approx(1 - (r - v).var() / r.var(), rel=1e-6)
-    normalized = normalize_advantages(values, targets, over(valid))[valid].numpy()
+    moments = masked_moments(valid, values - targets, targets, values, targets - values)
+    described = describe(moments)
+    assert {name: float(value) for name, value in described.items()} == pytest.approx({
+        "advantage_mean": (v - r).mean(), "advantage_std": (v - r).std(), "value_mean": v.mean(),
+        "explained_variance": 1 - (r - v).var() / r.var()}, rel=1e-6)
+    normalized = normalize_advantages(values, masked_moments(valid, values, targets))[valid].numpy()
     np.testing.assert_allclose(normalized, (v - v.mean()) / v.std(), rtol=1e-4)
 
 
@@ -402,14 +410,17 @@ def test_the_noise_of_a_solved_task_is_not_blown_up(deviation: float, expected: 
     noise[valid] = (noise[valid] - noise[valid].mean()) / noise[valid].std(correction=0)
     noise[~valid] = torch.nan
     targets = torch.full((32, 40), 100.0)
-    normalized = normalize_advantages(scale * (deviation * noise + 3.0), scale * targets, over(valid))[valid]
+    advantages = scale * (deviation * noise + 3.0)
+    moments = masked_moments(valid, advantages, scale * targets)
+    normalized = normalize_advantages(advantages, moments)[valid]
     torch.testing.assert_close(normalized, expected * noise[valid], rtol=0.01, atol=1e-3 * expected)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.3, -7.0])
 def test_equal_advantages_are_normalized_to_nothing(constant: float) -> None:
     everything = over(torch.ones(8, 8, dtype=torch.bool))
-    normalized = normalize_advantages(torch.full((8, 8), constant), torch.zeros(8, 8), everything)
+    advantages = torch.full((8, 8), constant)
+    normalized = normalize_advantages(advantages, everything.moments(torch.stack([advantages, torch.zeros(8, 8)])))
     assert (normalized.abs() < 1e-3).all()
 
 
@@ -459,15 +470,16 @@ def test_gae_bootstraps_from_the_current_network_and_otherwise_from_the_values_p
     assert_same(data, untouched)
 
 
-def test_vtrace_corrects_for_the_lag_and_ratios_are_those_of_valid_rows() -> None:
+def test_vtrace_corrects_for_the_lag_and_ratios_are_those_of_valid_rows_or_1() -> None:
     rig = Rig()
     data = rig.minibatch()
     assert not data["valid"].all()
     _, on_policy = gradients(rig.learner, data)
     for shift in (-1.0, 1.0):  # 1: the current policy finds these actions less likely than the acting one did
         _, off_policy = gradients(rig.learner, data | {"log_probs": data["log_probs"] + shift})
-        assert off_policy["ratio_min"] == pytest.approx(math.exp(-shift), rel=1e-4)
-        assert off_policy["ratio_max"] == pytest.approx(math.exp(-shift), rel=1e-4)
+        of_valid = math.exp(-shift)  # that of an invalid row counts as 1
+        assert off_policy["ratio_min"] == pytest.approx(min(of_valid, 1.0), rel=1e-4)
+        assert off_policy["ratio_max"] == pytest.approx(max(of_valid, 1.0), rel=1e-4)
     assert abs(off_policy["value_loss"] - on_policy["value_loss"]) > 1e-3
 
 
@@ -490,7 +502,7 @@ def test_values_are_clipped_around_those_predicted_when_acting(normalize_returns
     torch.testing.assert_close(stats["advantage_mean"], over(valid)(advantages), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stats["advantage_std"], over(valid).std(advantages), rtol=1e-4, atol=1e-4)
     old_values, targets = ((x - mean) / std for x in (data["values"].T, targets))
-    expected = clipped_value_loss(values[:-1], old_values, targets, 0.1, over(valid))
+    expected = over(valid)(clipped_value_error(values[:-1], old_values, targets, 0.1))
     torch.testing.assert_close(stats["value_loss"], expected, rtol=1e-4, atol=1e-4)
     assert expected > 1.01 * over(valid)((values[:-1] - targets).square())
 
@@ -732,8 +744,8 @@ def test_weights_are_published_after_every_sgd_step() -> None:
     weights, learner = rig.shared.weights, rig.learner
     publish = weights.publish
 
-    def record(model: ActorCritic, version: int) -> None:
-        publish(model, version)
+    def record(model: ActorCritic, version: int, **more: bool) -> None:
+        publish(model, version, **more)
         published.append((version, copy.deepcopy(model.state_dict())))
 
     weights.publish = record

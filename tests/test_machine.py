@@ -90,6 +90,14 @@ def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectorie
     assert [settings["worker_num_splits"] for settings in (small, large, gpu)] == [1, 1, 2]
 
 
+@pytest.mark.parametrize(("machine", "num_policies", "expected"), [
+    (Machine(4, 0), 1, 1), (Machine(16, 0), 1, 2), (Machine(32, 0), 1, 4), (Machine(32, 0), 8, 1),
+    (Machine(4, 1), 1, 1), (Machine(16, 1), 1, 1), (Machine(64, 1), 1, 2), (Machine(64, 4), 8, 1)], ids=str)
+def test_a_gpu_needs_fewer_policy_workers(machine: Machine, num_policies: int, expected: int) -> None:
+    settings = settings_of(machine, "atari", {"num_policies": num_policies})
+    assert settings["policy_workers_per_policy"] == expected
+
+
 def test_a_memory_keeps_the_length_of_its_trajectories() -> None:
     for given in ({"use_rnn": True}, {"core": "examples.custom_core:LeakyCore"}):
         assert settings_of(Machine(16, 1), "atari", given)["rollout"] == 64

@@ -141,8 +141,8 @@ def test_several_learners_of_a_policy_save_when_another_component_dies(tmp_path:
     outcome = run_train(
         tmp_path, "--env=CartPole-v1", "--experiment=first", "--algo=a3c", "--num_learners=2", "--num_workers=1",
         "--device=cpu", "--report_interval_sec=0.2", "--train_for_env_steps=1e9", "--max_restarts=0",
-        disturb=lambda process: os.kill(find(process)["rollout_worker_0"], signal.SIGKILL))
-    assert (outcome.status, outcome.err) == (1, "train.py: rollout_worker_0 was killed by SIGKILL (out of memory?)\n")
+        disturb=lambda process: os.kill(find(process)["policy_worker_0"], signal.SIGKILL))
+    assert (outcome.status, outcome.err) == (1, "train.py: policy_worker_0 was killed by SIGKILL (out of memory?)\n")
     assert newest_state(tmp_path / "first")["sgd_steps"] >= read_summary(tmp_path / "first")["sgd_steps"] > 0
 
 

@@ -1,10 +1,11 @@
 """Tests of `weights.py`: whole copies only, whoever dies at whatever moment."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -62,17 +63,27 @@ def test_the_oldest_snapshot_is_replaced() -> None:
     assert weights.read(reader)[1] == 0, "they are not the newest weights"
 
 
-def watch(model: nn.Module, look: Callable[[], None]) -> nn.Module:
-    """Let a function be called in the middle of every copy out of or into a model, before its last tensor."""
-    class State(dict):
-        def __getitem__(self, name: str) -> torch.Tensor:
-            if name == list(self)[-1]:
-                look()
-            return super().__getitem__(name)
+@contextlib.contextmanager
+def halfway(look: Callable[[], None]) -> Iterator[None]:
+    """Let a function be called in the middle of every copy out of or into a model, when half of it is done."""
+    cat = torch.cat
 
-    state = State(model.state_dict())
-    model.state_dict = lambda: state
-    return model
+    def cat_in_two(tensors: list[torch.Tensor], out: torch.Tensor) -> None:
+        whole = cat(tensors)
+        out[: len(out) // 2] = whole[: len(out) // 2]
+        look()
+        out.copy_(whole)
+
+    def copy_in_two(to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+        for number, (part, values) in enumerate(zip(to, source, strict=True)):
+            if number == len(to) // 2:
+                look()
+            part.copy_(values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "cat", cat_in_two)
+        patch.setattr(torch, "_foreach_copy_", copy_in_two)
+        yield
 
 
 class Stopped(Exception):
@@ -88,8 +99,8 @@ def test_a_writer_that_dies_leaves_the_newest_weights_whole_and_another_goes_on(
     weights.publish(make(2.0), 2)
     weights.add_snapshot(make(2.0), 2)
     for write in (weights.publish, weights.publish, weights.add_snapshot):
-        with pytest.raises(Stopped):
-            write(watch(make(3.0), die), 3)
+        with pytest.raises(Stopped), halfway(die):
+            write(make(3.0), 3)
         assert (weights.refresh(reader), values_of(reader.state_dict())) == (2, {2.0})
     state, version = weights.read(reader, 0)
     assert (version, values_of(state)) == (2, {2.0}), "the newest in the place of the snapshot that was being replaced"
@@ -136,12 +147,15 @@ def test_readers_see_whole_weights_while_a_writer_is_frozen_and_killed_again_and
 
 
 def test_a_reader_reads_again_what_was_written_meanwhile_and_holds_no_writer_up() -> None:
-    weights, versions = SharedWeights(make(1.0), CPU, 0), iter((10, 11, 20, 21))
+    weights, versions, reader = SharedWeights(make(1.0), CPU, 0), iter((10, 11, 20, 21)), make()
+    cat = torch.cat
 
     def overtake() -> None:  # two publications at a time: the second one writes where it reads
-        for version in itertools.islice(versions, 2):
-            weights.publish(make(float(version)), version)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "cat", cat)
+            for version in itertools.islice(versions, 2):
+                weights.publish(make(float(version)), version)
 
-    reader = watch(make(), overtake)
-    assert weights.refresh(reader) == 21
+    with halfway(overtake):
+        assert weights.refresh(reader) == 21
     assert values_of(reader.state_dict()) == {21.0}

@@ -189,7 +189,7 @@ def test_train_writes_the_timeline_of_every_component(flags: list[str], tmp_path
     for policy in policies:
         assert {"gather", "forward", "write", "copy weights"} <= rows[f"policy_worker_{policy}0"]
         learner = f"learner_{policy}".rstrip("_")
-        assert {"forward", "loss", "backward", "optimizer step", "publish"} <= rows[learner]
+        assert {"SGD", "forward", "loss", "backward", "optimizer step", "publish"} <= rows[learner]
         batcher = learner if "--serial_mode" in flags else f"{learner}, batcher"
         assert "batch" in rows[batcher]
     waits = {name for names in rows.values() for name in names if name.startswith("wait")}

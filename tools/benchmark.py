@@ -65,11 +65,12 @@ class NoLearner(Learner):
 class RandomPolicyWorker(PolicyWorker):
     """Draws actions without looking."""
 
-    def gather(self, row: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"row": row}
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sources, self.packing = {"rank": self.sources["rank"]}, None  # nothing is gathered
 
     def forward(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        parameters = torch.zeros(len(batch["row"]), num_action_parameters(self.action_space))
+        parameters = torch.zeros(len(batch["rank"]), num_action_parameters(self.action_space))
         return {"actions": model.distribution(parameters).sample(),
                 "rnn_states": torch.zeros(len(parameters), model.state_size)}
 

@@ -6,6 +6,10 @@
                  learning; --random_actions: without networks
     scaling      throughput and memory over workers, environments, splits and policy workers; a table and a picture
     compare      the real system beside other programs, in turns in one sitting
+    predict      what limits the speed and how fast that is, also on machines that are not here: --cores, --gpu,
+                 --num_gpus; --check: is it true for six settings, or that of --env, here
+    report       all that a real GPU can show, written to report.md: components, throughput, what was predicted, each
+                 option for a GPU off and on in turns, --minutes of learning; half an hour
 
 Runs go into a temporary folder that is deleted, whatever --train_dir says, and last as long as --seconds asks for.
 Machines are shared and their speed drifts: compare the figures of one call, not those of two sittings.
@@ -43,7 +47,9 @@ from runtime.defaults import make_full_parser
 from runtime.machine import choose_device
 from runtime.run_folder import configure
 from runtime.user_error import ComponentError, UserError
+from tools import predict, report
 from tools.components import measure_components, measure_simulation
+from tools.gpu_costs import gpu_named
 
 ENDLESS = 10**15  # env_steps
 WARM_UP_SEC = 2.0  # at least
@@ -242,7 +248,7 @@ def run_scaling(cfg: Config, args: argparse.Namespace) -> None:
                           f"{run.peak_memory_bytes / 1e9:.2f}", f"{run.start_sec:.1f}"])
     print()
     print_table(table)
-    draw_scaling(speeds, args.output, f"{cfg.env}, {describe_machine(cfg)}")
+    draw_scaling(speeds, args.output or Path("scaling.png"), f"{cfg.env}, {describe_machine(cfg)}")
 
 
 def draw_scaling(speeds: dict[str, dict[int, float]], output: Path, title: str) -> None:
@@ -283,6 +289,48 @@ def run_compare(cfg: Config, args: argparse.Namespace) -> None:
     for name, runs in measured.items():
         table.append([name, f"{statistics.median(runs):,.0f}", " ".join(f"{run:,.0f}" for run in runs),
                       f"{ours / statistics.median(runs):.2f}"])
+    print_table(table)
+
+
+def run_predict(cfg: Config | None, args: argparse.Namespace) -> None:
+    """Print what is predicted, and how that was computed; or check it."""
+    if args.check:
+        check_predictions(args)
+        return
+    machine, gpu = predict.machine_of(args.cores, args.gpu, args.num_gpus)
+    cfg = predict.settings_for(args.settings, machine)
+    found = predict.predict(cfg, machine, gpu, args.seconds / 2)
+    speed = found.played.env_steps_per_sec
+    print("\n".join(predict.describe(found, machine, gpu)))
+    print()
+    rows = [[limit.name, *rates(cfg, limit.env_steps_per_sec), f"{speed / limit.env_steps_per_sec:.0%}", limit.formula]
+            for limit in found.limits]
+    print_table([["what each allows", "env_steps/s", "frames/s", "load", "computed as"], *rows])
+    print()
+    print_table([["", "env_steps/s", "frames/s", "of simulation", "lag", "limited by"],
+                 ["predicted", *rates(cfg, speed), f"{speed / found.simulation:.0%}", f"{found.played.lag:.1f}",
+                  found.limit]])
+
+
+def run_report(cfg: Config, args: argparse.Namespace) -> None:
+    """Measure everything, and write a report."""
+    cuda = choose_device(cfg.device).type == "cuda"
+    args.cores = args.num_gpus = 0
+    args.gpu = gpu_named(torch.cuda.get_device_name()) if cuda else ""
+    sections = {"Components": lambda: run_components(cfg, args)}
+    if args.gpu or not cuda:  # the figures of this one are known
+        sections["Predicted"] = lambda: run_predict(cfg, args)
+    report.write_report(cfg, args, describe_machine(cfg), measure_throughput, sections)
+
+
+def check_predictions(args: argparse.Namespace) -> None:
+    """Print what is predicted beside what is measured, for the settings given or for several."""
+    table = [["", "predicted", "measured", "ratio", "lag predicted", "measured", "limited by"]]
+    for name, settings in {args.settings["env"]: {}}.items() if args.settings.get("env") else predict.CHECKS.items():
+        row, notes = predict.check(name, settings | args.settings, args.seconds, args.repeats, measure_throughput)
+        print("\n".join(notes), flush=True)
+        table.append(row)
+    print("\nenv_steps/s, medians; measured: divided by the share of the cores that was left to it")
     print_table(table)
 
 
@@ -333,7 +381,8 @@ def describe_machine(cfg: Config) -> str:
     return f"{cpu_cores()} cores of {names[0] if names else 'unknown CPU'}{gpu}"
 
 
-COMMANDS = {"components": run_components, "throughput": run_throughput, "scaling": run_scaling, "compare": run_compare}
+COMMANDS = {"components": run_components, "throughput": run_throughput, "scaling": run_scaling, "compare": run_compare,
+            "predict": run_predict, "report": run_report}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -353,11 +402,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     own.add_argument("--other", nargs=3, action="append", default=[], metavar=("NAME", "COMMAND", "PATTERN"),
                      help="compare: another program; PATTERN is a regular expression whose group matches the frames/s"
                      " that COMMAND prints; may be repeated")
-    own.add_argument("--output", type=Path, default=Path("scaling.png"), help="scaling: picture file [scaling.png]")
+    own.add_argument("--cores", type=int, default=0, help="predict: cores of the machine [0: as here]")
+    own.add_argument("--gpu", default="", help=f"predict: its GPU, one of {', '.join(predict.GPUS)}")
+    own.add_argument("--num_gpus", type=int, default=0, help="predict: how many of them [0: one, with --gpu]")
+    own.add_argument("--check", help="predict: measure too, and compare [False]", **switch)
+    own.add_argument("--minutes", type=float, default=5.0, help="report: of learning; 0: none [5]")
+    own.add_argument("--output", type=Path, default=None, help="scaling, report: file [scaling.png, report.md]")
     names = {action.dest for action in own._group_actions}
     given = vars(parser.parse(argv))
     args = argparse.Namespace(**{name: given.pop(name) for name in names})
-    args.settings = given
+    args.settings, args.command_line = given, " ".join(["benchmark.py", *argv])
     for name in ("seconds", "repeats"):
         if not getattr(args, name) > 0:
             raise UserError(f"--{name}={getattr(args, name)} must be greater than 0")
@@ -368,7 +422,9 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
     try:
         args = parse(argv)
-        COMMANDS[args.command](configure({"env": "", **args.settings, "restart_behavior": "overwrite"}), args)
+        checks = args.command == "predict" and args.check
+        cfg = None if checks else configure({"env": "", **args.settings, "restart_behavior": "overwrite"})
+        COMMANDS[args.command](cfg, args)
     except UserError as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2

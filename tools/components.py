@@ -2,12 +2,15 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +29,7 @@ from runtime.inbox import RESUME, SLOTS, SPLIT
 from runtime.machine import choose_device
 from runtime.user_error import UserError
 from shared_buffers import SharedBuffers
+from weights import CURRENT
 
 PREPARED_ACTIONS = 64  # batches of random actions, drawn before the clock runs
 
@@ -86,11 +90,35 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
     step, num_envs = random_steps(cfg)
     simulation = time_of(step, seconds) / num_envs
 
-    device = choose_device(cfg.device)
+    with serial_system(cfg, choose_device(cfg.device)) as (alone, buffers, workers, server, learners):
+        fill_slots(buffers, workers, server)
+        # one batch: while one half of the environments is stepped, the policy workers share the other's requests
+        requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
+        servers = cfg.policy_workers_per_policy * cfg.num_policies
+        count = max(1, round(len(requests) * cfg.num_workers / alone.num_workers / servers))
+        requests = list(itertools.islice(itertools.cycle(requests), count))
+        agents = alone.envs_per_split * len(buffers.info.agents)
+        buffers.awaited_policy.fill_(0)
+        buffers.agent_t.fill_(0)
+        buffers.agent_slot.copy_(torch.arange(buffers.agent_slot.numel()).view_as(buffers.agent_slot))
+        inference = time_of(lambda: serve(buffers, server, requests), seconds) / (len(requests) * agents)
+        warm_up(buffers, learners)
+        training = time_of(lambda: train(buffers, learners), seconds) / (
+            trajectories_at_once(alone) * alone.rollout * alone.num_epochs)
+    return Costs(simulation * 1e6, inference * 1e6, training * 1e6)
+
+
+@contextlib.contextmanager
+def serial_system(cfg: Config, device: torch.device, **settings: Any) -> Iterator[tuple[Any, ...]]:
+    """Make the components of one policy in this process: (settings, buffers, rollout workers, policy worker, learners).
+
+    settings: what differs from the configuration.
+    """
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        few = {"num_workers": max(2, min(cfg.num_workers, 4))} | settings
         alone = dataclasses.replace(cfg, train_dir=folder, serial_mode=True, async_rl=True, learner_threads=1,
                                     num_learners=1, num_policies=1, with_pbt=False, self_play_past_fraction=0.0,
-                                    policy_mapping="", num_workers=max(2, min(cfg.num_workers, 4)))
+                                    policy_mapping="", **few)
         alone.run_dir.mkdir(parents=True)
         info = probe(alone)
         if len(info.kinds) > 1:
@@ -102,21 +130,7 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
         server = PolicyWorker(alone, buffers, 0, device)
         learners = [Learner(alone, buffers, 0, number, device, None, lambda report: None)
                     for number in range(len(alone.learners))]
-        fill_slots(buffers, workers, server)
-        # one batch: while one half of the environments is stepped, the policy workers share the other's requests
-        requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
-        servers = cfg.policy_workers_per_policy * cfg.num_policies
-        count = max(1, round(len(requests) * cfg.num_workers / alone.num_workers / servers))
-        requests = list(itertools.islice(itertools.cycle(requests), count))
-        agents = alone.envs_per_split * len(info.agents)
-        buffers.awaited_policy.fill_(0)
-        buffers.agent_t.fill_(0)
-        buffers.agent_slot.copy_(torch.arange(buffers.agent_slot.numel()).view_as(buffers.agent_slot))
-        inference = time_of(lambda: serve(buffers, server, requests), seconds) / (len(requests) * agents)
-        warm_up(buffers, learners)
-        training = time_of(lambda: train(buffers, learners), seconds) / (
-            trajectories_at_once(alone) * alone.rollout * alone.num_epochs)
-    return Costs(simulation * 1e6, inference * 1e6, training * 1e6)
+        yield alone, buffers, workers, server, learners
 
 
 def fill_slots(buffers: SharedBuffers, workers: list[RolloutWorker], server: PolicyWorker) -> None:
@@ -184,3 +198,135 @@ def simulate(cfg: Config, seconds: float, start: Any, counts: Any) -> None:
     step, num_envs = random_steps(cfg)
     start.wait()
     counts.put(num_envs / time_of(step, seconds))
+
+
+# ---- the parts beside each other ---------------------------------------------------------------------------------
+
+
+class Parts(NamedTuple):
+    """CPU time of the parts of a system while all of them run, on all cores at once; in us."""
+
+    simulation: float  # of an env_step, stepping alone
+    step: float  # of an env_step, all that a rollout worker does
+    batch: float  # of a batch of actions, beside its rows
+    row: float  # of each row of it
+    handing_batch: float  # of both without the network
+    handing_row: float
+    refresh: float  # of new weights
+    copy: float  # of an env_step, for the dataset
+    serial: float  # of an SGD step, beside
+    parallel: float  # the passes through the network
+
+
+class Stopwatch:
+    """Adds up the CPU time of functions of this process."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    def time(self, name: str, function: Callable, *args: Any) -> Any:
+        begin = time.process_time()
+        try:
+            return function(*args)
+        finally:
+            self.seconds[name] += time.process_time() - begin
+
+    def watch(self, name: str, owner: Any, attribute: str) -> None:
+        """Time a method from now on."""
+        setattr(owner, attribute, functools.partial(self.time, name, getattr(owner, attribute)))
+
+
+def measure_parts(cfg: Config, seconds: float, *, learns: bool = True) -> Parts:
+    """Measure all parts while they take turns, in one process on each core at once; return the mean.
+
+    So caches and memory are as busy as in the real system. learns: with SGD steps.
+    """
+    context, cores = start_server(), cpu_cores()
+    start, parts = context.Barrier(cores), context.SimpleQueue()
+    processes = [context.Process(target=take_turns, args=(cfg, seconds, learns, start, parts), daemon=True)
+                 for _ in range(cores)]
+    try:
+        for process in processes:
+            process.start()
+        return Parts(*map(statistics.mean, zip(*(parts.get() for _ in processes), strict=True)))
+    finally:
+        kill_all(processes)
+
+
+def take_turns(cfg: Config, seconds: float, learns: bool, start: Any, parts: Any) -> None:
+    """Run a whole system in this process, beginning with the other processes; send its `Parts`."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    watch = Stopwatch()
+    with serial_system(cfg, torch.device("cpu")) as (alone, buffers, workers, server, (learner, *_)):
+        feed = learner.feed
+        if not learns:
+            feed.deliver = lambda batch: (feed.allow_next(), feed.release(batch))
+        for name, owner, attribute in (("network", server, "forward"), ("copy", feed, "copy"),
+                                       ("parallel", learner, "evaluate"), ("parallel", learner, "carry_back"),
+                                       *(("simulation", split.env, "step")
+                                         for worker in workers for split in worker.splits.values())):
+            watch.watch(name, owner, attribute)
+        for worker in workers:
+            worker.handle(RESUME, 0)
+        start.wait()
+        counts = run_turns(watch, workers, server, learner, seconds)
+        env_steps = counts["env_steps"] * 1e-6
+        agents = alone.envs_per_split * len(buffers.info.agents)
+        passed = watch.seconds
+        lines = [fit_line(*((agents * requests, (passed[f"{what} {kind}"] / counts[kind]) * 1e6)
+                            for kind, requests in (("alone", 1), ("together", alone.num_splits))))
+                 for what in ("serve", "handing")]
+        sgd_steps = max(counts["sgd_steps"], 1) * 1e-6
+        parts.put(Parts(passed["simulation"] / env_steps, passed["step"] / env_steps, *lines[0], *lines[1],
+                        passed["refresh"] / counts["rounds"] * 1e6, passed["copy"] / env_steps,
+                        (passed["learn"] - passed["copy"] - passed["parallel"]) / sgd_steps,
+                        passed["parallel"] / sgd_steps))
+
+
+def run_turns(watch: Stopwatch, workers: list[RolloutWorker], server: PolicyWorker, learner: Learner,
+              seconds: float) -> Counter[str]:
+    """Let everybody take turns until whole datasets have passed for so long; return how often what was done."""
+    counts, end, env_steps, first_sgd_step = Counter(), math.inf, 0, 0
+    while True:
+        sgd_steps, num_copied = learner.state.sgd_steps, watch.seconds["copy"]
+        watch.time("learn", learner.turn)
+        is_new = learner.state.sgd_steps > sgd_steps or (learner.feed.deliver != learner.train
+                                                         and watch.seconds["copy"] > num_copied)
+        now = time.perf_counter()
+        if is_new and now > end:
+            counts["env_steps"] = int(sum(worker.env_steps.sum() for worker in workers)) - env_steps
+            counts["sgd_steps"] = learner.state.sgd_steps - first_sgd_step
+            return counts
+        if is_new and end == math.inf:  # the first dataset was the warm-up
+            end, env_steps = now + seconds, int(sum(worker.env_steps.sum() for worker in workers))
+            first_sgd_step = learner.state.sgd_steps
+            watch.seconds.clear()
+            counts.clear()
+        watch.time("refresh", server.weights.refresh, server.fetch(CURRENT)[0])
+        serve_all(watch, server, counts)
+        for worker in workers:
+            watch.time("step", worker.turn)
+
+
+def serve_all(watch: Stopwatch, server: PolicyWorker, counts: Counter[str]) -> None:
+    """Serve all requests, in turn together and one by one."""
+    requests = server.requests.get() if not server.requests.empty() else []
+    counts["rounds"] += 1
+    is_alone = counts["rounds"] % 2
+    kind = "alone" if is_alone else "together"
+    for batch in ([request] for request in requests) if is_alone else [requests]:
+        network = watch.seconds["network"]
+        begin = watch.seconds["serve"]
+        watch.time("serve", server.serve, batch)
+        passed = watch.seconds["serve"] - begin
+        counts[kind] += 1
+        watch.seconds[f"serve {kind}"] += passed
+        watch.seconds[f"handing {kind}"] += passed - (watch.seconds["network"] - network)
+
+
+def fit_line(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
+    """Return the line through two points, (value at 0, slope), both at least 0."""
+    slope = max(0.0, (second[1] - first[1]) / (second[0] - first[0]))
+    slope = min(slope, first[1] / first[0], second[1] / second[0])
+    return (second[1] - slope * second[0], slope)

@@ -31,6 +31,7 @@ from runtime.user_error import UserError
 from shared_buffers import SharedBuffers
 from weights import CURRENT
 
+PROCESSES_PER_CORE = 2  # while parts are measured: in a run a rollout worker shares its core with the others
 PREPARED_ACTIONS = 64  # batches of random actions, drawn before the clock runs
 
 
@@ -237,14 +238,15 @@ class Stopwatch:
 
 
 def measure_parts(cfg: Config, seconds: float, *, learns: bool = True) -> Parts:
-    """Measure all parts while they take turns, in one process on each core at once; return the mean.
+    """Measure all parts while they take turns, in several processes on each core at once; return the mean.
 
-    So caches and memory are as busy as in the real system. learns: with SGD steps.
+    So caches and memory are as busy as in the real system, and processes take the cores from each other as there.
+    learns: with SGD steps.
     """
-    context, cores = start_server(), cpu_cores()
-    start, parts = context.Barrier(cores), context.SimpleQueue()
+    context, count = start_server(), cpu_cores() * PROCESSES_PER_CORE
+    start, parts = context.Barrier(count), context.SimpleQueue()
     processes = [context.Process(target=take_turns, args=(cfg, seconds, learns, start, parts), daemon=True)
-                 for _ in range(cores)]
+                 for _ in range(count)]
     try:
         for process in processes:
             process.start()

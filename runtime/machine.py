@@ -3,7 +3,7 @@
 The profiles were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
 machine: workers, environments, splits, threads, trajectories and batches. What was given stays as it is. Only the
 figures for two cores without a GPU are measured (`docs/performance.md`), all others predicted (`benchmark.py predict`,
-`docs/gpu_predictions.md`).
+`docs/gpu.md`).
 """
 
 import math

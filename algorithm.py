@@ -87,7 +87,7 @@ class Algorithm:
         Args:
             obs: raw observations {name: [B, ...]}. rnn_states: [B, state_size]. new_episode: [B] bool.
             deterministic: take the most likely actions; for evaluations.
-            rank: [B], of each agent among all that sample, from 0 to 1; None: they do not sample, but are evaluated.
+            agent_rank: [B], of each agent among all that sample, from 0 to 1; None: they are evaluated instead.
 
         Returns:
             The actions, [B, columns] float32 as a distribution gives them, and the `columns`, {name: [B, ...]}; the

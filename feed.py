@@ -5,7 +5,8 @@ so that the next one is filled while the last SGD step of this one runs. It is n
 in their slots, the rollout workers wait for slots, and so memory and policy lag stay bounded when the learner is the
 slowest part.
 
-Another `Feed` is in `replay_feed.py`. Used by `learner.py`. Read next: `reducer.py`.
+Below are the ways from a dataset to a minibatch, and from what a network gives back to trajectories. Another `Feed` is
+in `replay_feed.py`. Used by `learner.py`. Read next: `reducer.py`.
 """
 
 import contextlib

@@ -254,7 +254,7 @@ class TrainingState:
             if "kl" not in stats[0]:
                 raise UserError(f"--lr_schedule=kl_adaptive: the loss of --algo={cfg.algo} has no statistic 'kl'")
             kl = torch.stack([step["kl"] for step in stats]).mean()
-            on_cpu = kl.device.type == "cpu"  # fused optimizers take a float32 on a GPU
+            on_cpu = kl.device.type == "cpu"  # a fused optimizer needs a float32 on a GPU
             rate = torch.zeros_like(kl, dtype=torch.float64 if on_cpu else torch.float32) + self.learning_rate
             rate = kl_adaptive_rate(rate, kl, cfg.lr_schedule_kl_threshold, cfg.lr_adaptive_min, cfg.lr_adaptive_max)
             self.learning_rate = float(rate) if on_cpu else rate

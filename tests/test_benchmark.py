@@ -1,6 +1,7 @@
 """The benchmark: its arithmetic, its commands on a small environment. No test depends on how fast anything is."""
 
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from appo import APPO
 from config import Config
 from runtime.run_folder import configure
 from runtime.user_error import UserError
-from tools import benchmark, components
+from tools import benchmark, components, report
 from tools.benchmark import RandomSampler, Sampler, Throughput, measure_throughput, modes, run_other
 from tools.components import Costs
 
@@ -145,3 +146,35 @@ def test_bad_input_is_one_line(argv: list[str], capsys: pytest.CaptureFixture) -
     error = capsys.readouterr().err
     assert error.startswith("benchmark.py: ")
     assert error.count("\n") == 1
+
+
+def test_a_report_has_every_part_and_says_why_an_option_was_refused(tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def measure(settings: dict[str, Any], seconds: float) -> Throughput:
+        measured.append(settings)
+        if "tf32" in settings:
+            raise UserError("--tf32 is arithmetic of a GPU, not of a CPU; leave it off")
+        return Throughput(300.0 if "cuda_graphs" in settings else 200.0, 0.0, 0, 1.0, 1, {}, 0.0)
+
+    def fail() -> None:
+        raise UserError("this cannot be predicted")
+
+    monkeypatch.setattr(report, "measure_simulation", lambda cfg, seconds: 400.0)
+    path = tmp_path / "report.md"
+    args = Namespace(output=path, seconds=1.0, repeats=2, minutes=0.05, settings=SMALL,
+                     command_line="benchmark.py report")
+    report.write_report(config(tmp_path), args, "a machine", measure,
+                        {"Components": lambda: print("a table"), "Predicted": fail})
+    text = path.read_text()
+    for part in ("# CartPole-v1 on a machine\n", "```\na table\n```", "this cannot be predicted", "| share | 50% |",
+                 "| `--tf32` | - | - | --tf32 is arithmetic", "| `--cuda_graphs` | 200 | 300 | 1.50 (1.50 to 1.50) |",
+                 "| `--torch_compile` | 200 | 200 | 1.00", "## Learning for 0.05 minutes"):
+        assert part in text, part
+    assert len(measured) == 2 + 2 * 2 * 3 + 2
+    rows = text.partition("| minutes |")[2].splitlines()
+    assert len([row for row in rows if row.startswith("| 0.")]) > 3
+    args.output = tmp_path / "nowhere" / "report.md"
+    with pytest.raises(UserError, match="there is no folder"):
+        report.write_report(config(tmp_path), args, "a machine", measure, {})

@@ -147,8 +147,8 @@ def test_a_dataset_is_read_once_and_gives_the_weights_of_a_cpu(gpu: PretendGPU, 
     pair.assert_same()
 
 
-def launches_of_step(gpu: PretendGPU, **settings: Any) -> int:
-    """Count the launches of an SGD step; each of a dataset has as many."""
+def counts_of_step(gpu: PretendGPU, **settings: Any) -> Counts:
+    """Count what an SGD step takes; each of a dataset takes the same."""
     pair, found = Pair(num_batches_per_epoch=1, **settings), []
     batch = pair.batches()[1]
     pair.learner.run_sgd(batch)  # the optimizer makes its state
@@ -162,8 +162,8 @@ def launches_of_step(gpu: PretendGPU, **settings: Any) -> int:
 
     pair.learner.sgd_step = counted
     pair.learner.run_sgd(batch)
-    assert found == [Counts(launches=found[0].launches)] * 2
-    return found[0].launches
+    assert found == [found[0]] * 2
+    return found[0]
 
 
 FROM_PROFILES = {"ppo_clip_value": 0.0}
@@ -175,11 +175,26 @@ def test_the_launches_of_a_step_are_at_most_150_and_grow_by_one_when_the_rollout
         gpu: PretendGPU, settings: dict[str, Any], launches: int) -> None:
     of_scan = settings.get("with_vtrace", True)
     for length, more in ((64, 0), (16, -2 * of_scan), (128, of_scan)):
-        assert launches_of_step(gpu, rollout=length, batch_size=4 * length, **settings) == launches + more
+        counts = counts_of_step(gpu, rollout=length, batch_size=4 * length, **settings)
+        assert counts == Counts(launches=launches + more)
 
 
-@pytest.mark.parametrize(("precision", "launches"), [("float32", 147), ("bfloat16", 166)])
-def test_the_launches_of_a_step_on_pong(gpu: PretendGPU, precision: str, launches: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("settings", "counts"), [
+    ({"action_space": CONTINUOUS}, Counts(launches=160)),
+    ({"action_space": CONTINUOUS, "kl_loss_coeff": 1.0}, Counts(launches=185)),
+    # episodes begin in 45 of the 64 later steps
+    ({"use_rnn": True, "rnn_type": "gru"}, Counts(launches=143 + 45 * 10, down=1, waits=1)),
+    ({"use_rnn": True, "rnn_type": "lstm"}, Counts(launches=147 + 45 * 14, down=1, waits=1))], ids=str)
+def test_what_other_policies_need_more(gpu: PretendGPU, settings: dict[str, Any], counts: Counts) -> None:
+    """A memory is unrolled piece by piece between the moments at which episodes begin, and these are read."""
+    assert counts_of_step(gpu, rollout=64, batch_size=256, **FROM_PROFILES, **settings) == counts
+
+
+@pytest.mark.parametrize(("settings", "launches"), [
+    ({"precision": "float32"}, 147), ({"precision": "bfloat16"}, 166),
+    ({"precision": "bfloat16", "half_precision_copies": True}, 152)], ids=str)
+def test_the_launches_of_a_step_on_pong(gpu: PretendGPU, settings: dict[str, Any], launches: int,
+                                        tmp_path: Path) -> None:
     found = []
 
     class Counting(Learner):
@@ -192,9 +207,9 @@ def test_the_launches_of_a_step_on_pong(gpu: PretendGPU, precision: str, launche
     class System(APPO):
         learner_class = Counting
 
-    with System("PongNoFrameskip-v4", train_dir=str(tmp_path), serial_mode=True, device=DEVICE, precision=precision,
-                num_workers=1, num_envs_per_worker=2, rollout=64, batch_size=128, num_batches_per_epoch=1, num_epochs=3,
-                encoder_conv_architecture="convnet_atari") as system:
+    with System("PongNoFrameskip-v4", train_dir=str(tmp_path), serial_mode=True, device=DEVICE, num_workers=1,
+                num_envs_per_worker=2, rollout=64, batch_size=128, num_batches_per_epoch=1, num_epochs=3,
+                encoder_conv_architecture="convnet_atari", **settings) as system:
         system.train(128)
     assert found[-1] == Counts(launches=launches)
 

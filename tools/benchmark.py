@@ -7,7 +7,7 @@
     scaling      throughput and memory over workers, environments, splits and policy workers; a table and a picture
     compare      the real system beside other programs, in turns in one sitting
     predict      what limits the speed and how fast that is, also on machines that are not here: --cores, --gpu,
-                 --num_gpus; --check: is it true for six settings, or that of --env, here
+                 --num_gpus; --check: is it true for several settings, or that of --env, here
     report       all that a real GPU can show, written to report.md: components, throughput, what was predicted, each
                  option for a GPU off and on in turns, --minutes of learning; half an hour
 

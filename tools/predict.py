@@ -147,7 +147,7 @@ def predict(cfg: Config, machine: Machine, gpu: str, seconds: float, parts: Part
     if gpu:
         has_images = any(len(space.shape) == 3 for space in info.kinds[0][0].values())
         in_bf16 = cfg.precision != "float32" and has_images and GPUS[gpu].bf16_tflops > 0
-        counted = count_on_gpu(make_config(vars(cfg), {"precision": "float32"}))
+        counted = count_on_gpu(make_config(vars(cfg), {"precision": "bfloat16" if in_bf16 else "float32"}))
         times = times_on_gpu(parts, counted, GPUS[gpu], cfg, in_bf16=in_bf16)
     place = Place(machine.cores, machine.num_gpus, choose_niceness(cfg, torch.device("cuda" if gpu else "cpu")))
     played = Schedule(cfg, len(info.agents), times, place).play()

@@ -101,7 +101,6 @@ class PretendGPU:
         register_device()
         self.modes = contextlib.ExitStack()
         self.counts, self.total = Counts(), Counts()  # since they were taken last; since the beginning
-        self.log: Callable[[str, Any], None] | None = None  # told of everything that is counted, and its operator
         self.pinned: dict[int, Any] = {}  # storages, by their addresses
         self.arriving: list[tuple[Tensor, Tensor]] = []  # copies down that have not arrived: to, from
         self.leaving: list[tuple[Tensor, Tensor]] = []  # sources of copies up, and what they held
@@ -130,8 +129,6 @@ class PretendGPU:
             self.finish_copies()
         for counts in (self.counts, self.total):
             setattr(counts, what, getattr(counts, what) + number)
-        if self.log:
-            self.log(what, func)
 
     def take_counts(self) -> Counts:
         """Return what was counted since the last call."""

@@ -9,6 +9,7 @@ import pytest
 
 from appo import APPO
 from config import Config
+from policy_worker import PolicyWorker
 from runtime.run_folder import configure
 from runtime.user_error import UserError
 from tools import benchmark, components, report
@@ -51,6 +52,15 @@ def test_the_bound_with_a_gpu_is_that_of_the_scarcest_resource(
     assert bound == pytest.approx(expected)
     assert text.startswith(formula)
     assert "learner" not in costs.bound(config(tmp_path), sampler_only=True)[1]
+
+
+def test_inference_is_that_of_a_whole_batch_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its passes takes at least 20 ms here, and half of 2 x 4 environments wait for it."""
+    forward = PolicyWorker.forward
+    monkeypatch.setattr(PolicyWorker, "forward", lambda *args: (time.sleep(0.02), forward(*args))[1])
+    cfg = configure({"env": "CartPole-v1", "train_dir": str(tmp_path), "num_workers": 2, "num_envs_per_worker": 4,
+                     "worker_num_splits": 2, "rollout": 4, "batch_size": 16, "num_batches_per_epoch": 1})
+    assert components.measure_components(cfg, 0.1).inference >= 20_000 / 4
 
 
 @pytest.mark.parametrize("system", [APPO, Sampler, RandomSampler])

@@ -97,7 +97,7 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
         requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
         servers = cfg.policy_workers_per_policy * cfg.num_policies
         count = max(1, round(len(requests) * cfg.num_workers / alone.num_workers / servers))
-        requests = list(itertools.islice(itertools.cycle(requests), count))
+        requests = requests[:count]
         agents = alone.envs_per_split * len(buffers.info.agents)
         buffers.awaited_policy.fill_(0)
         buffers.agent_t.fill_(0)
@@ -145,7 +145,8 @@ def fill_slots(buffers: SharedBuffers, workers: list[RolloutWorker], server: Pol
 
 
 def serve(buffers: SharedBuffers, server: PolicyWorker, requests: list[tuple[int, int]]) -> None:
-    """Serve requests and throw the answers away."""
+    """Serve requests as if they were new, and throw the answers away."""
+    buffers.asked[[split for _, split in requests]] += 1
     server.serve(requests)
     empty_inboxes(buffers)
 

@@ -130,13 +130,16 @@ def test_the_objective_and_all_that_has_changed_in_a_population_are_drawn(
     for title, y in (("objective", -7), ("learning_rate", 1.2e-2), ("shaping/use", 0)):
         (replaced, none) = panels[title].collections
         assert replaced.get_offsets().tolist() == [[1, y]]
-        assert replaced.get_edgecolors().tolist() == [list(to_rgba("C1"))], "that of the donor"
+        assert replaced.get_edgecolors().tolist() == [list(to_rgba(plot.style.LINES[1]))], "that of the donor"
         assert not len(none.get_offsets())
     heights = [line.get_transform().transform(line.get_xydata())[0, 1] for line in panels["shaping/use"].lines]
     assert heights[1] - heights[0] == pytest.approx(plot.SIDE_BY_SIDE * 100 / 72), "equal lines are both seen"
     write_lines(run_dir / "population.jsonl", EVENTS[:2])
     begin = draw(monkeypatch, run_dir, output, "--population").axes
     assert [panel.get_title() for panel in begin] == ["objective", "learning_rate"]
+    write_lines(run_dir / "population.jsonl", [*EVENTS, EVENTS[-1] | {"gamma": 0.98}])
+    titles = [panel.get_title() for panel in draw(monkeypatch, run_dir, output, "--population").axes]
+    assert titles == ["objective", "learning_rate", "gamma", "shaping/use"], "and no empty panel"
 
 
 @pytest.mark.parametrize(("key", "curves"), [  # of the whole run and of its two policies

@@ -113,6 +113,15 @@ def test_the_picture_is_drawn_from_a_run_folder_or_a_file(
             "step", "waiting", "other work, or no free core"]
 
 
+def test_the_picture_may_end_before_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = [Span("MainThread", "step", 0, 10**9), Span("MainThread", "store", 10**9, 2 * 10**9)]
+    write_trace(tmp_path / "trace.json", {"worker": spans}, 0, 2 * 10**9)
+    figures = record_figures(monkeypatch)
+    for until, names in (("1", ["step"]), ("9", ["store"]), ("1.25", ["step", "store"])):
+        assert timeline.main([str(tmp_path), "--until", until]) == 0
+        assert [text.get_text() for text in figures[-1].legends[0].get_texts()][:-2] == names
+
+
 def test_no_two_colors_look_alike_and_unknown_names_get_some() -> None:
     """Compare them in a space in which equal distances look equally different."""
     alike = {"step": "step, split 1"}  # these are never in one picture
@@ -162,6 +171,7 @@ def test_a_span_that_never_ends_is_in_the_trace() -> None:
 
 @pytest.mark.parametrize("arguments", [
     ["nowhere"], ["{tmp}/bad.json"], ["{tmp}/empty.json"], ["{tmp}/good.json", "--seconds", "0"],
+    ["{tmp}/good.json", "--until", "0"],
     ["{tmp}/good.json", "--output", "a.xyz"]])
 def test_bad_input_is_one_line(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "bad.json").write_text("{")

@@ -253,18 +253,21 @@ def run_scaling(cfg: Config, args: argparse.Namespace) -> None:
 
 def draw_scaling(speeds: dict[str, dict[int, float]], output: Path, title: str) -> None:
     """Draw the throughput over each size."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
+    import matplotlib as mpl  # noqa: PLC0415  slow to import
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
-    figure = Figure(figsize=(3.4 * len(speeds), 3.2), layout="constrained")
-    panels = figure.subplots(1, len(speeds), sharey=True)
-    for panel, (name, by_size) in zip(panels, speeds.items(), strict=True):
-        panel.plot([str(size) for size in by_size], list(by_size.values()), "o-")
-        panel.set_xlabel(name)
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("env_steps/s")
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(output, dpi=110)
+    from tools import style  # noqa: PLC0415
+
+    with mpl.rc_context(style.SETTINGS):
+        figure = Figure(figsize=(style.WIDTH, 3), layout="constrained")
+        panels = figure.subplots(1, len(speeds), sharey=True, squeeze=False)[0]
+        for panel, (name, by_size) in zip(panels, speeds.items(), strict=True):
+            panel.plot([str(size) for size in by_size], list(by_size.values()), "o-")
+            panel.set_xlabel(name)
+            panel.set_ylim(bottom=0)
+        panels[0].set_ylabel("env_steps/s")
+        figure.suptitle(title)
+        figure.savefig(output, dpi=style.DPI)
     print(f"\n{output}")
 
 

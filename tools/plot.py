@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,6 +29,7 @@ from scipy import stats
 from runtime.files import read_lines
 from runtime.records import read_history
 from runtime.user_error import UserError, nearest
+from tools import style
 
 FORMATS = (".png", ".svg", ".pdf", ".jpg")
 LABELS = {"mean_return": "mean return of the last 100 episodes",
@@ -129,10 +131,11 @@ def name_group(run_dirs: list[Path], *, by_folder: bool) -> str:
     return folder if in_common in ("", "s", "seed") else in_common
 
 
+@mpl.rc_context(style.SETTINGS)
 def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mean_return", *,
          by_folder: bool = False) -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal."""
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(style.WIDTH, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     groups: dict[str, list[Path]] = {}
     for run_dir in run_dirs:
@@ -142,13 +145,13 @@ def draw(run_dirs: list[Path], output: Path, goal: float | None, key: str = "mea
     panels[0].set(xlabel="minutes", ylabel=LABELS.get(key, key))
     panels[1].set(xlabel="million env_steps")
     for panel in panels:
-        panel.grid(alpha=0.3)
         if goal is not None:
-            panel.axhline(goal, color="gray", linestyle="--", linewidth=1)
+            panel.axhline(goal, color=style.SOFT, linestyle="--", linewidth=1)
     panels[1].legend(loc="lower right")
-    figure.savefig(output, dpi=120)
+    figure.savefig(output, dpi=style.DPI)
 
 
+@mpl.rc_context(style.SETTINGS)
 def draw_population(run_dir: Path, output: Path) -> None:
     """Draw the history of a population into a picture file. Raises `UserError` when there is none."""
     events = read_history(run_dir)
@@ -157,18 +160,17 @@ def draw_population(run_dir: Path, output: Path) -> None:
     described = {"policy", "policy_steps", "env_steps", "objective", "donor", "words"}
     names = ["objective", *(name for name in events[0]
                             if name not in described and len({event[name] for event in events}) > 1)]
-    columns = min(4, len(names))
-    figure = Figure(figsize=(4.5 * max(2, columns), 0.5 + 3 * math.ceil(len(names) / columns)), layout="constrained")
-    panels = figure.subplots(math.ceil(len(names) / columns), columns, squeeze=False).flat
+    columns = min(3, len(names))
+    figure = Figure(figsize=(style.WIDTH, 0.4 + 2.4 * math.ceil(len(names) / columns)), layout="constrained")
+    panels = list(figure.subplots(math.ceil(len(names) / columns), columns, squeeze=False).flat)
     for panel, name in zip(panels, names, strict=False):
         draw_setting(panel, name, events)
-    for panel in list(panels)[len(names):]:
+    for panel in panels[len(names):]:
         panel.remove()
     copied = any(event["donor"] is not None for event in events)
-    circle = Line2D([], [], color="gray", marker="o", fillstyle="none", linestyle="", label="became a copy")
-    figure.legend(handles=[*figure.axes[0].lines, *([circle] if copied else [])], loc="outside upper center", ncols=8,
-                  frameon=False)
-    figure.savefig(output, dpi=100)
+    circle = Line2D([], [], color=style.SOFT, marker="o", fillstyle="none", linestyle="", label="became a copy")
+    figure.legend(handles=[*figure.axes[0].lines, *([circle] if copied else [])], loc="outside upper center", ncols=5)
+    figure.savefig(output, dpi=style.DPI)
 
 
 def draw_setting(panel: Axes, name: str, events: list[dict[str, Any]]) -> None:
@@ -185,16 +187,17 @@ def draw_setting(panel: Axes, name: str, events: list[dict[str, Any]]) -> None:
         rise = SIDE_BY_SIDE * (place - (len(policies) - 1) / 2) if name != "objective" else 0.0
         copies = [(x, y, f"C{event['donor']}") for (x, y), event in zip(places, own, strict=True)
                   if event["donor"] is not None]
-        (line,) = panel.plot([x for x, _ in places], [y for _, y in places], marker=".", color=f"C{policy}",
-                             drawstyle="default" if name == "objective" else "steps-post", label=f"policy {policy}")
-        circles = panel.scatter([x for x, _, _ in copies], [y for _, y, _ in copies], s=50, facecolors="none",
-                                edgecolors=[color for _, _, color in copies], linewidths=1.5, zorder=3)
+        (line,) = panel.plot([x for x, _ in places], [y for _, y in places], marker=".", markersize=4,
+                             linewidth=1.2, color=f"C{policy}", label=f"policy {policy}",
+                             drawstyle="default" if name == "objective" else "steps-post")
+        circles = panel.scatter([x for x, _, _ in copies], [y for _, y, _ in copies], s=28, facecolors="none",
+                                edgecolors=[color for _, _, color in copies], linewidths=1.2, zorder=3)
         # after the limits of the panel were found in the values themselves
         line.set_transform(offset_copy(panel.transData, panel.figure, 0, rise, "points"))
         circles.set_offset_transform(line.get_transform())
     panel.set(title=name, xlabel=f"{unit} env_steps of the policy")
     panel.xaxis.set_major_locator(MaxNLocator(5))
-    panel.grid(alpha=0.3)
+    panel.margins(y=0.12)  # lines that lie side by side stay inside
     numbers = [abs(float(event[name])) for event in events if event[name]]
     if name != "objective" and numbers and max(numbers) > 3 * min(numbers):
         panel.set_yscale("log")

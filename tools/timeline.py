@@ -5,18 +5,20 @@ versions that write down when they began and ended. Without `--trace_sec` nothin
 with it, about 1 us a call. The supervisor gathers the spans when the components leave, and writes `trace.json` into the
 run's folder, for https://ui.perfetto.dev or chrome://tracing, and a picture of the last moments, `timeline.png`.
 
-    python -m tools.timeline train_dir/PongNoFrameskip-v4 --seconds 0.5 --output timeline.png
+    python -m tools.timeline train_dir/PongNoFrameskip-v4 --seconds 0.5 --output timeline.png --until 6.5
 
 On a GPU a span is what the process does: kernels that it has started may run on after its end.
 """
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -24,6 +26,7 @@ from runtime.command_line import OneLineParser
 from runtime.files import write_atomically
 from runtime.recorder import STEP, WAIT, Span
 from runtime.user_error import UserError
+from tools import style
 
 # ---- the trace ---------------------------------------------------------------------------------------------------
 
@@ -84,16 +87,18 @@ def read_trace(path: Path) -> list[Row]:
 
 # ---- the picture -------------------------------------------------------------------------------------------------
 
-# of what components do; clearly different from each other
+# of what components do, clearly different from each other: the rollout worker's in blue, the policy worker's (and each
+# forward pass) from yellow to brown, the learner's around green
 COLORS = {
-    "step": "#4363d8", "step, split 1": "#4363d8", "step, split 2": "#46f0f0", "store": "#800000", "ask": "#ffe119",
-    "copy weights": "#f58231", "gather": "#bcf60c", "forward": "#3cb44b", "write": "#9a6324", "SGD": "#e6beff",
-    "loss": "#e6194b", "backward": "#911eb4", "optimizer step": "#f032e6", "normalizers": "#808000",
-    "publish": "#008080", "batch": "#aaffc3", "save": "#000075", "evaluate": "#ffd8b1", "step, split 3": "#fabebe"}
-WAITING = {"facecolor": "#dcdcdc", "edgecolor": "none"}
+    "step": style.ROLLOUT, "step, split 1": style.ROLLOUT, "step, split 2": "#56b4e9", "store": "#10306b",
+    "ask": "#7b6fe0", "copy weights": "#f0e442", "gather": "#8c6d1f", "forward": style.POLICY, "write": "#4a2f00",
+    "SGD": "#86d8ac", "loss": style.WARN, "backward": "#009268", "optimizer step": "#005f56", "normalizers": "#8fb300",
+    "publish": style.MEMORY, "batch": "#00c8e0", "save": "#000000", "evaluate": "#e884b8", "step, split 3": "#b4cff8"}
+WAITING = {"facecolor": style.WAIT, "edgecolor": "none"}
 OTHER = {"facecolor": "white", "edgecolor": "#b0b0b0", "hatch": "//////", "linewidth": 0}
 
 
+@mpl.rc_context(style.SETTINGS)
 def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
     """Draw the spans within [begin_ms, end_ms] of a trace, one bar for each thread; inner spans lie on outer ones.
 
@@ -102,7 +107,7 @@ def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
     has_splits = any(len({name for name, _, _ in row.spans if name.startswith(STEP)}) > 1 for row in rows)
     rows = [Row(row.label, simplify(row.spans, has_splits)) for row in rows]
     colors = choose_colors({name for row in rows for name, _, _ in row.spans})
-    figure = Figure(figsize=(13, 1.1 + 0.42 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(style.WIDTH, 1.15 + 0.32 * len(rows)), layout="constrained")
     axes = figure.subplots()
     shown = set()
     for y, row in enumerate(rows):
@@ -118,12 +123,13 @@ def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, end_ms - begin_ms)
     axes.set_xlabel("ms")
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
     axes.tick_params(left=False)
+    axes.grid(visible=False)
     patches = [Patch(color=colors[name], label=name) for name in colors if name in shown - {"waiting"}]
     patches += [Patch(**WAITING, label="waiting"), Patch(**OTHER, label="other work, or no free core")]
-    figure.legend(handles=patches, loc="outside upper center", ncols=8, frameon=False, fontsize=9)
-    figure.savefig(output, dpi=110)
+    figure.legend(handles=patches, loc="outside upper center", ncols=5, columnspacing=1.4, handlelength=1.6)
+    figure.savefig(output, dpi=style.DPI)
 
 
 def simplify(spans: list[tuple[str, float, float]], has_splits: bool) -> list[tuple[str, float, float]]:
@@ -154,10 +160,11 @@ def by_depth(spans: list[tuple[str, float, float]]) -> list[list[tuple[str, floa
     return levels
 
 
-def draw_last(path: Path, output: Path, seconds: float) -> Path | None:
-    """Draw the last seconds of a trace; return the picture, or None when there is nothing to draw."""
+def draw_last(path: Path, output: Path, seconds: float, until_sec: float = math.inf) -> Path | None:
+    """Draw the last seconds of a trace, or those until a moment; return the picture, None when there is no span."""
     rows = read_trace(path)
     end = max((first + length for row in rows for _, first, length in row.spans), default=0.0)
+    end = min(end, until_sec * 1e3)
     if not end:
         return None
     draw(rows, output, max(end - seconds * 1e3, 0.0), end)
@@ -169,14 +176,16 @@ def main(argv: list[str]) -> int:
     parser = OneLineParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("run", type=Path, help="a run's folder, or a trace file")
     parser.add_argument("--seconds", type=float, default=0.5, help="draw the last so many seconds [0.5]")
+    parser.add_argument("--until", type=float, default=math.inf, metavar="SECONDS",
+                        help="draw those before this moment of the trace instead [its end]")
     parser.add_argument("--output", type=Path, help="picture file [timeline.png beside the trace]")
     try:
         args = parser.parse(argv)
-        if not args.seconds > 0:
-            raise UserError(f"--seconds={args.seconds} must be greater than 0")
+        if not min(args.seconds, args.until) > 0:
+            raise UserError(f"--seconds={args.seconds} and --until={args.until} must be greater than 0")
         path = args.run / "trace.json" if args.run.is_dir() else args.run
         output = args.output or path.with_name("timeline.png")
-        if draw_last(path, output, args.seconds) is None:
+        if draw_last(path, output, args.seconds, args.until) is None:
             raise UserError(f"{path} holds no spans: the training ended before any was recorded")
     except UserError as error:
         print(f"timeline.py: {error}", file=sys.stderr)

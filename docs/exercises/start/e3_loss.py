@@ -1,0 +1,32 @@
+"""Exercise 3: a term of the loss that holds the policies of neighboring steps together.
+
+As it stands it compares logits, which mean nothing by themselves, and it also compares steps of different episodes.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from algorithm import Data, Loss
+from appo import AsyncPPO, Settings
+from config import NOT_NEGATIVE, option
+from losses import MaskedMean
+
+
+@dataclass(frozen=True)
+class SmoothSettings(Settings):
+    """The settings of APPO, and one more."""
+
+    smooth_coeff: float = option(0.1, "smooth", "weight of KL(pi_t || pi_t+1) in the loss", bounds=NOT_NEGATIVE)
+
+
+class SmoothPPO(AsyncPPO):
+    """APPO with one more term."""
+
+    Settings = SmoothSettings
+
+    def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
+        loss = super().loss(model, outputs, data, mean)
+        change = mean((outputs[0][1:] - outputs[0][:-1]).square().mean(-1))
+        total = loss.total + self.cfg.smooth_coeff * change
+        return Loss(total, loss.statistics | {"loss": total, "smoothness": change})

@@ -1,0 +1,44 @@
+"""Does learning go on when a process is killed in the middle of training?
+
+    python -m docs.experiments.kill
+
+CartPole trains, and each of its processes gets SIGKILL in turn. It prints after how many seconds the process was
+replaced and another SGD step was taken.
+"""
+
+import contextlib
+import io
+import os
+import signal
+import tempfile
+import threading
+import time
+
+from appo import APPO
+
+SETTLE_SEC = 1.0
+
+
+def kill(system, process):
+    """Kill a process while the system trains; return the seconds until learning has gone on without it."""
+    count, versions, seconds = system.recovery.count, None, 0.0
+    begin = time.monotonic() + SETTLE_SEC
+    threading.Timer(SETTLE_SEC, os.kill, (process.pid, signal.SIGKILL)).start()
+
+    def has_gone_on():
+        nonlocal versions, seconds
+        if versions is None and system.recovery.count > count:  # it was replaced
+            versions = system.versions
+        seconds = time.monotonic() - begin
+        return versions is not None and system.versions > versions
+
+    system.train(10**9, should_stop=has_gone_on)
+    return seconds
+
+
+if __name__ == "__main__":
+    with (tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()),
+          APPO("CartPole-v1", train_dir=folder, num_workers=2, num_envs_per_worker=8) as system):
+        found = [(process.name, kill(system, process)) for process in list(system.crew.processes)]
+    for name, seconds in found:
+        print(f"{name:16} killed: learning went on after {seconds:.1f} s")

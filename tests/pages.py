@@ -1,0 +1,148 @@
+"""What is typed in the pages of the documentation, made short, and run in a folder like the repository's.
+
+`test_pages.py` runs README's commands and those of most pages with it. For other pages: `make_folder(folder, [page])`,
+then `run(folder, command)` for each of `commands(page)`.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+NUMBER = re.compile(r"[+-]?\d[\d,.]*")
+LINKED = [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "envs", "examples", "runtime", "tools"))]
+DEADLINE_SEC = 300.0  # stands for "does not hang", also on a busy machine
+# whoever runs the tests has done these
+NOT_RUN = ("python3 -m venv", "pip install", "-m pytest", "source .venv/bin/activate")
+
+SIZES = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
+         "num_epochs": 1, "decorrelate_experience_max_seconds": 0}
+GOAL = 200  # env_steps of a run
+FLAGS = " ".join(f"--{name} {value}" for name, value in (SIZES | {"train_for_env_steps": GOAL}).items())
+LONGER = f"--train_for_env_steps {2 * GOAL}"
+SERIAL = "--serial_mode"  # where the algorithm or the game is new, not the processes
+REPLAY = "--replay_size 1000 --replay_warmup 64"
+RESUMED = "python train.py --env PongNoFrameskip-v4"  # the one command that goes on with a run, which README says
+# runs a page's module or script as Python does, but with these settings of a system
+SHORT = f"""
+import runpy
+import sys
+import tools.benchmark
+from supervisor import Supervisor
+from trainer import Trainer
+
+train = Trainer.train
+init, short = Supervisor.__init__, {SIZES}
+if "experiments" not in sys.argv[1]:  # these have --seconds
+    Trainer.train = lambda self, steps=None, **more: train(self, steps and {GOAL}, **more)
+    short["train_for_env_steps"] = {GOAL}
+Supervisor.__init__ = lambda self, *args, **settings: init(self, *args, **settings | short)
+tools.benchmark.WARM_UP_SEC = 0.1
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+STUDY = f"""
+flags = "--env CartPole-v1 {FLAGS}"
+max_minutes = 5.0
+seeds = [10]
+[settings]
+default = ""
+"""
+
+# how a command is made short: what is replaced in it, and by what; the first pattern that is found counts
+SHORTER = [
+    (r"^python train\.py --help$", r"\g<0>"),
+    (rf"^{re.escape(RESUMED)}$", rf"\g<0> {FLAGS} {LONGER}"),
+    (r" train\.py .*--algo APEX( --train_for_seconds 20)?$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY}"),
+    (r" train\.py .*--algo PQL .*$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY} --replay_ratio 1"),
+    (r" train\.py .*self_play.*$", rf"\g<0> {FLAGS} {SERIAL} --self_play_snapshot_every_env_steps 100"),
+    (r" train\.py .*(--algo IMPALA|--algo annealed|by_appo|pettingzoo:|--encoder ).*$", rf"\g<0> {FLAGS} {SERIAL}"),
+    (r" train\.py .*$", rf"\g<0> {FLAGS}"),
+    (r"^python evaluate\.py .*--tournament --episodes 200 ", r"\g<0>--episodes 2 "),
+    (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
+    (r"^python benchmark\.py (throughput|components) .*$", rf"\g<0> {FLAGS} --seconds 0.6"),
+    (r"^(python -m tools\.study) docs/studies/pong\.toml ", r"\1 short.toml "),
+    (r"^python -m tools\.(plot|export) .*$", r"\g<0>"),
+    (r"^python -m (docs\.experiments\.\w+) --seconds \S+$", r"python short.py \1 --seconds 0.3"),
+    (r"^python -m docs\.experiments\.(launches|weight_once|kill)$", r"\g<0>"),
+    (r"^python -m (docs\.experiments\.\w+)$", r"python short.py \1"),
+    (r"^tensorboard .*$", r"\g<0> --inspect"),  # lists what it would show, and ends
+    (r"^python -m (examples\.\w+)$", r"python short.py \1"),
+    (r"^python (script_\w+)\.py$", r"python short.py \1"),
+]
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Return the kind ("bash" or "python") and the text of each block of a page that is typed by its reader.
+
+    Excerpts of the source are not.
+    """
+    return re.findall(r"(?<!-->\n)^```(bash|python)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def scripts(page: Path) -> dict[str, str]:
+    """Return the Python blocks of a page by the names of their files: one that begins with a comment, or the page's."""
+    name = "_".join(page.relative_to(ROOT).with_suffix("").parts)
+    texts = [text for kind, text in blocks(page) if kind == "python"]
+    own = [re.match(r"# (\w+\.py)\n", text) for text in texts]
+    return {match[1] if match else f"script_{name}_{number}.py": text
+            for number, (text, match) in enumerate(zip(texts, own, strict=True))}
+
+
+def commands(page: Path) -> list[str]:
+    """Return the commands of a page, each with the shell's variables set before.
+
+    A Python block is a script, but for those with a name of their own: commands use them.
+    """
+    found, told, files = [], "", iter(scripts(page))
+    for kind, block in blocks(page):
+        if kind == "python":
+            file = next(files)
+            found += [f"python {file}"] if file.startswith("script_") else []
+            continue
+        for typed in block.replace("\\\n", "").splitlines():
+            line = " ".join(re.sub(r"(^|\s)#.*", "", typed).split())
+            if re.match(r"\w+=", line):
+                told += f"{line}\n"
+            else:
+                found += [told + part for part in line.split(" && ") if part and not any(s in part for s in NOT_RUN)]
+    return found
+
+
+def make_folder(folder: Path, pages: Iterable[Path]) -> None:
+    """Make a folder look like the repository's, but without anybody's runs, and write the scripts of the pages."""
+    for path in LINKED:
+        (folder / path.name).symlink_to(path)
+    (folder / ".venv").symlink_to(sys.prefix)
+    for page in pages:
+        for name, script in scripts(page).items():
+            (folder / name).write_text(re.sub(r"\d+_000", str(GOAL), script))  # env_steps
+    (folder / "short.py").write_text(SHORT)
+    (folder / "short.toml").write_text(STUDY)
+
+
+def run(folder: Path, command: str) -> subprocess.CompletedProcess:
+    """Run a command of `commands` in the folder, shortened; an `AssertionError` where nothing says how."""
+    *told, last = command.splitlines()
+    short = next((re.sub(pattern, by, last) for pattern, by in SHORTER if re.search(pattern, last)), None)
+    assert short, f"{last}: say in SHORTER how it is made short"
+    return subprocess.run(
+        ["bash", "-c", "\n".join(["source .venv/bin/activate", *told, short])], cwd=folder, capture_output=True,
+        text=True, timeout=DEADLINE_SEC, check=False,
+        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled",
+             "PYTHONPATH": str(folder)})  # train.py is a link, its folder another one
+
+
+def outputs(page: Path) -> dict[str, tuple[str, bool]]:
+    """Return what a page shows below a block of one command, and whether that is exact."""
+    found = re.findall(r"^```bash\n([^\n]+)\n```\n+(<!-- exact -->\n)?```text\n(.*?)^```", page.read_text(),
+                       re.MULTILINE | re.DOTALL)
+    return {command: (shown, bool(exact)) for command, exact, shown in found}
+
+
+def form(text: str) -> list[str]:
+    """Return a text's lines with # for each number and one space for several."""
+    return [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]

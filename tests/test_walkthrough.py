@@ -19,6 +19,8 @@ PAGE = ROOT / "docs" / "walkthrough.md"
 # run by `test_experiments.py`, which looks at their numbers, too
 ELSEWHERE = {f"docs.experiments.{name}" for name in ("chain", "lag", "memory", "normalization", "stale_states",
                                                      "time_limits")}
+COMMANDS = [command for command in commands(PAGE) if command.split()[-1] not in ELSEWHERE
+            and command not in commands(ROOT / "docs" / "usage.md")]  # which `test_pages.py` runs
 
 
 class Sessions(PythonCodeBlockParser):
@@ -46,8 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", [command for command in commands(PAGE) if command.split()[-1] not in ELSEWHERE],
-                         ids=str)
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_command_works_and_prints_what_the_page_shows(folder: Path, command: str) -> None:
     result = run(folder, command)
     assert result.returncode == 0, result.stdout + result.stderr

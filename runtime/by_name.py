@@ -133,7 +133,9 @@ def check_importable(flag: str, name: str) -> None:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a user's module."""
+    """Import a user's module, which may lie in the working directory, too."""
+    if "" not in sys.path:
+        sys.path.append("")
     return importlib.import_module(name)
 
 

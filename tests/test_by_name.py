@@ -61,6 +61,15 @@ def test_a_function_of_a_module_that_no_other_process_finds_goes_by_value(monkey
     assert find_function("encoder", pickle.loads(sent))() == 5
 
 
+def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lies_here.py").write_text("def function(): return 5\n")
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    with pytest.raises(UserError, match="no module 'lies_here'; run it from the folder of its file"):
+        find_function("encoder", "lies_here:function")
+    monkeypatch.chdir(tmp_path)
+    assert find_function("encoder", "lies_here:function")() == 5
+
+
 def test_what_cannot_be_sent_is_refused_only_where_it_must_be_sent() -> None:
     lock = threading.Lock()
     named = reference(lambda: lock)

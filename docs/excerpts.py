@@ -12,6 +12,7 @@ the file only; the second is looked for from there on. A link to a line carries 
 and gets its number anew. With `--check` nothing is written: the exit status is 1 if anything would change.
 """
 
+import os
 import re
 import sys
 import textwrap
@@ -32,7 +33,7 @@ class Stale(ValueError):
 def find_line(path: Path, text: str) -> int:
     """Return the number, from 1, of the only line of a file that holds a text. Raises `Stale`."""
     if not path.is_file():
-        raise Stale(f"there is no file {path}")
+        raise Stale(f"there is no file {os.path.relpath(path, ROOT)}")
     found = [number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line]
     if len(found) != 1:
         raise Stale(f"{path.relative_to(ROOT)} has {len(found)} lines with {text!r}, not one")

@@ -132,12 +132,3 @@ def test_the_table_of_the_starts_has_a_line_for_each_exercise(capsys: pytest.Cap
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [str(number) for number in check.NAMES]
     assert last == "0 of 8 solved"
-
-
-def test_links_lead_to_the_lines_that_their_titles_quote() -> None:
-    links = re.findall(r'\]\(([^)#]+\.py)#L(\d+)-L(\d+) "(.+?)"\)', (FOLDER / "README.md").read_text())
-    assert len(links) > 10
-    for file, begin, end, title in links:
-        lines = (FOLDER / file).read_text().splitlines()
-        assert title in lines[int(begin) - 1], f"{file}, line {begin}"
-        assert int(begin) < int(end) <= len(lines)

@@ -129,9 +129,22 @@ def test_a_lost_link_is_put_back_and_no_prose_is_lost(page: Path) -> None:
     ("`square = r`", "`cube = r`", "0 lines with 'cube = r'"),
     ("`square = r`", "`r`", "lines with 'r'"),
     ("`return`", "`yield`", "no 'yield' after line 5"),
-    ('"square = r")', '"cube = r")', "0 lines with 'cube = r'")])
+    ('"square = r")', '"cube = r")', "0 lines with 'cube = r'"),
+    ("(../circle.py#L1 ", "(../square.py#L1 ", "there is no file square.py"),
+    ("excerpt: circle.py", "excerpt: square.py", "there is no file square.py"),
+    ("`return` -->", "`return`-->", "an excerpt is not written as")])
 def test_what_is_not_in_the_source_once_is_refused(page: Path, capsys: pytest.CaptureFixture, before: str, after: str,
                                                    what: str) -> None:
-    page.write_text(STALE.replace(before, after, 1))
+    text = STALE.replace(before, after, 1)
+    page.write_text(text)
     assert excerpts.main([]) == 1
     assert what in capsys.readouterr().err
+    assert page.read_text() == text
+
+
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("-h", 0), ("--chek", 2), ("docs/page.md", 2)])
+def test_any_other_argument_is_answered_by_help_and_changes_nothing(page: Path, capsys: pytest.CaptureFixture,
+                                                                    argument: str, status: int) -> None:
+    assert excerpts.main([argument]) == status
+    assert "--check" in capsys.readouterr().out
+    assert page.read_text() == STALE

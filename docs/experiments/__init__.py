@@ -1,6 +1,6 @@
 """The experiments of the walkthrough. Each file answers one question: `python -m docs.experiments.time_limits`.
 
-They run in one process (`--serial_mode`), so the same seed gives the same numbers.
+What `system` makes runs in one process (`--serial_mode`), so the same seed gives the same numbers.
 """
 
 import argparse

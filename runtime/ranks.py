@@ -8,8 +8,6 @@ and into temporary ones. Used wherever a rank differs from another.
 PyTorch is imported only where it is used, since `children.py` needs the share of the cores before anything else.
 """
 
-import atexit
-import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -17,15 +15,14 @@ import itertools
 import json
 import math
 import os
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runtime.guard import GUARD
 from runtime.user_error import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +35,6 @@ MAX_STARTS = 1_000_000
 # what may differ: it follows from the cores of each rank, or is for rank 0 alone
 OWN_SETTINGS = {"num_workers", "num_envs_per_worker", "worker_num_splits", "policy_workers_per_policy",
                 "learner_threads", "train_dir", "eval_every_env_steps"}
-FOLDERS = "ranks_of_"  # in the folder for temporary files; then the number of torchrun's process
 CONNECT_SEC, POLL_SEC, MAX_SEC = 60, 0.1, 1e6
 PR_SET_PDEATHSIG = 1
 systems = itertools.count(1)  # each rank has made equally many before: so they find each other
@@ -95,34 +91,12 @@ def check_settings(cfg: "Config", store_prefix: str) -> None:
 def own_settings(cfg: "Config") -> "Config":
     """Return the settings of this rank: all but rank 0 write little, into temporary folders, and evaluate nothing."""
     own = this_rank()
-    if own.world_size > 1:
-        clean_up(os.getpid())  # what killed ranks of other runs have left
-        atexit.register(clean_up)
     if own.rank == 0:
         return cfg
-    folder = Path(tempfile.gettempdir(), f"{FOLDERS}{os.getppid()}", str(os.getpid()))
-    return dataclasses.replace(cfg, train_dir=str(folder), eval_every_env_steps=0, save_every_sec=math.inf,
+    folder = f"{tempfile.gettempdir()}/rank_{os.getpid()}_of_{os.getppid()}"
+    GUARD.watch(folder)  # and so remove it in the end, whatever that is
+    return dataclasses.replace(cfg, train_dir=folder, eval_every_env_steps=0, save_every_sec=math.inf,
                                save_milestones_sec=math.inf, trace_sec=0.0)
-
-
-def clean_up(own: int = 0) -> None:
-    """Remove the temporary folders of this process, and of all ranks that were killed; own: but not of this one."""
-    for folders in Path(tempfile.gettempdir()).glob(f"{FOLDERS}[0-9]*"):
-        for folder in folders.glob("[0-9]*"):
-            number = int(folder.name)
-            if number != own and (number == os.getpid() or not is_running(number)):
-                shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another rank still writes into it
-            folders.rmdir()
-
-
-def is_running(process: int) -> bool:
-    """Tell whether a process has not ended yet."""
-    import psutil  # noqa: PLC0415
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 # ---- meeting the others ------------------------------------------------------------------------------------------

@@ -215,6 +215,7 @@ class Run:
             written = metrics.read_text()[before:] if metrics.exists() else ""
             rows = [json.loads(row) for row in written.rpartition("\n")[0].splitlines()]
         self.processes = psutil.Process(self.torchrun.pid).children(recursive=True)
+        assert [*Path(tempfile.gettempdir()).glob(f"rank_*_of_{self.torchrun.pid}")]
 
     def rank(self, number: int) -> psutil.Process:
         return next(process for process in psutil.Process(self.torchrun.pid).children()
@@ -230,7 +231,10 @@ class Run:
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                     process.kill()
         assert not left
-        assert not Path(tempfile.gettempdir(), f"ranks_of_{self.torchrun.pid}").exists()
+        deadline = time.monotonic() + 20
+        while [*Path(tempfile.gettempdir()).glob(f"rank_*_of_{self.torchrun.pid}")]:  # the guard removes it later
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         return output
 
     def log(self) -> str:

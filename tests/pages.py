@@ -5,15 +5,17 @@ then `run(folder, command)` for each of `commands(page)`.
 """
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from python_server import DEADLINE_SEC, python
+
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"[+-]?\d[\d,.]*")
 LINKED = [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "envs", "examples", "runtime", "tools"))]
-DEADLINE_SEC = 300.0  # stands for "does not hang", also on a busy machine
 # whoever runs the tests has done these
 NOT_RUN = ("python3 -m venv", "pip install", "-m pytest", "source .venv/bin/activate")
 
@@ -22,7 +24,7 @@ SIZES = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size":
 GOAL = 200  # env_steps of a run
 FLAGS = " ".join(f"--{name} {value}" for name, value in (SIZES | {"train_for_env_steps": GOAL}).items())
 LONGER = f"--train_for_env_steps {2 * GOAL}"
-SERIAL = "--serial_mode"  # where the algorithm or the game is new, not the processes
+SERIAL = "--serial_mode"  # where other tests start the same processes
 REPLAY = "--replay_size 1000 --replay_warmup 64"
 RESUMED = "python train.py --env PongNoFrameskip-v4"  # the one command that goes on with a run, which README says
 # runs a page's module or script as Python does, but with these settings of a system
@@ -35,6 +37,8 @@ from trainer import Trainer
 
 train = Trainer.train
 init, short = Supervisor.__init__, {SIZES}
+if "examples" in sys.argv[1]:
+    short["serial_mode"] = True
 if "experiments" not in sys.argv[1]:  # these have --seconds
     Trainer.train = lambda self, steps=None, **more: train(self, steps and {GOAL}, **more)
     short["train_for_env_steps"] = {GOAL}
@@ -55,11 +59,12 @@ default = ""
 # how a command is made short: what is replaced in it, and by what; the first pattern that is found counts
 SHORTER = [
     (r"^python train\.py --help$", r"\g<0>"),
-    (rf"^{re.escape(RESUMED)}$", rf"\g<0> {FLAGS} {LONGER}"),
+    (rf"^{re.escape(RESUMED)}$", rf"\g<0> {FLAGS} {SERIAL} {LONGER}"),
     (r" train\.py .*--algo APEX( --train_for_seconds 20)?$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY}"),
     (r" train\.py .*--algo PQL .*$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY} --replay_ratio 1"),
     (r" train\.py .*self_play.*$", rf"\g<0> {FLAGS} {SERIAL} --self_play_snapshot_every_env_steps 100"),
-    (r" train\.py .*(--algo IMPALA|--algo annealed|by_appo|pettingzoo:|--encoder ).*$", rf"\g<0> {FLAGS} {SERIAL}"),
+    (r" train\.py .*(IMPALA|annealed|by_a|pettingzoo:|--encoder ).*$", rf"\g<0> {FLAGS} {SERIAL}"),
+    (r" train\.py .*--experiment speed$", rf"\g<0> {FLAGS} {SERIAL}"),
     (r" train\.py .*$", rf"\g<0> {FLAGS}"),
     (r"^python evaluate\.py .*--tournament --episodes 200 ", r"\g<0>--episodes 2 "),
     (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
@@ -125,10 +130,15 @@ def make_folder(folder: Path, pages: Iterable[Path]) -> None:
 
 
 def run(folder: Path, command: str) -> subprocess.CompletedProcess:
-    """Run a command of `commands` in the folder, shortened; an `AssertionError` where nothing says how."""
+    """Run a command of `commands` in the folder, shortened; an `AssertionError` where nothing says how.
+
+    A plain `python ...` runs in a fork, since PyTorch takes seconds to import; everything else in a shell.
+    """
     *told, last = command.splitlines()
     short = next((re.sub(pattern, by, last) for pattern, by in SHORTER if re.search(pattern, last)), None)
     assert short, f"{last}: say in SHORTER how it is made short"
+    if short.startswith("python ") and not told:
+        return python(shlex.split(short)[1:], folder)
     return subprocess.run(
         ["bash", "-c", "\n".join(["source .venv/bin/activate", *told, short])], cwd=folder, capture_output=True,
         text=True, timeout=DEADLINE_SEC, check=False,

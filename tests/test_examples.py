@@ -44,7 +44,6 @@ def test_an_example_is_short_and_is_trained_and_played_by_its_name(flag: str, na
     chosen = ["--env", env or f"examples.{name}", f"--train_dir={tmp_path}"]
     part = [f"{flag}=examples.{name}"] if env else []
     part += ["--num_policies=3"] if flag == "--policy_mapping" else []
-    part += ["--serial_mode"]  # the pages' commands run the same with processes
     assert train([*chosen, *part, *QUICK]) == 0
     summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
     assert summary["env_steps"] >= 3000

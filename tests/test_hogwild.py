@@ -168,10 +168,10 @@ def train(folder: Path, *flags: str) -> str:
 
 
 def test_a3c_learns_cartpole_with_two_learners_at_once_and_is_resumed(tmp_path: Path) -> None:
-    train(tmp_path, "--env=CartPole-v1", "--algo=a3c", "--train_for_env_steps=120_000", "--trace_sec=6",
+    train(tmp_path, "--env=CartPole-v1", "--algo=a3c", "--train_for_env_steps=60_000", "--trace_sec=6",
           "--report_interval_sec=1", "--lr_schedule=linear_decay")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert max(row["mean_return"] or 0 for row in rows) >= 300
+    assert max(row["mean_return"] or 0 for row in rows) >= 150, "22 by chance"
     trace = json.loads((tmp_path / "run" / "trace.json").read_text())
     events = trace["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
@@ -181,14 +181,14 @@ def test_a3c_learns_cartpole_with_two_learners_at_once_and_is_resumed(tmp_path: 
     assert any(begin < other_end and other_begin < end for begin, end in steps["learner_0"]
                for other_begin, other_end in steps["learner_1"])
     saved = checkpoint.load_checkpoint(checkpoint.find_checkpoint(tmp_path / "run"))
-    done = run(tmp_path, "--env=CartPole-v1", "--algo=a3c", "--optimizer=adam", "--train_for_env_steps=125_000")
+    done = run(tmp_path, "--env=CartPole-v1", "--algo=a3c", "--optimizer=adam", "--train_for_env_steps=65_000")
     assert (done.returncode, "the optimizer RMSprop, not Adam" in done.stderr) == (2, True), done.stderr
-    output = train(tmp_path, "--env=CartPole-v1", "--train_for_env_steps=125_000")
+    output = train(tmp_path, "--env=CartPole-v1", "--train_for_env_steps=65_000")
     assert f"resumed at env_steps={saved['env_steps']:,} sgd_steps={saved['sgd_steps']:,}" in output
     again = checkpoint.load_checkpoint(checkpoint.find_checkpoint(tmp_path / "run"))
-    assert again["env_steps"] >= 125_000
+    assert again["env_steps"] >= 65_000
     assert again["sgd_steps"] > saved["sgd_steps"]
-    assert again["env_steps_trained"] > saved["env_steps_trained"] > 90_000
+    assert again["env_steps_trained"] > saved["env_steps_trained"] > 45_000
     assert again["optimizer"]["state"][0]["step"] > saved["optimizer"]["state"][0]["step"]
 
 

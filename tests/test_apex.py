@@ -211,5 +211,5 @@ def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_the_repl
 def test_it_learns_cartpole(tmp_path: Path) -> None:
     with APEX("CartPole-v1", train_dir=str(tmp_path), seed=1, eval_every_env_steps=10_000, eval_episodes=20,
               device="cpu") as system:
-        system.train(100_000, should_stop=lambda: system.buffers.best_score[0] >= 400)
-        assert float(system.buffers.best_score[0]) >= 400
+        system.train(100_000, should_stop=lambda: system.buffers.best_score[0] >= 200)
+        assert float(system.buffers.best_score[0]) >= 200

@@ -23,7 +23,7 @@ from runtime.recorder import Span
 from tools.timeline import draw_last, write_trace
 from vtrace import gae
 
-N, T, EPOCHS, MINIBATCHES, ACTIONS, GAMMA, LAMBDA, CLIP = 32, 64, 4, 4, 6, 0.99, 0.95, 0.2
+T, EPOCHS, MINIBATCHES, ACTIONS, GAMMA, LAMBDA, CLIP = 64, 4, 4, 6, 0.99, 0.95, 0.2
 spans: list[Span] = []
 
 
@@ -61,7 +61,7 @@ def learn(net, optimizer, last_value, rollout):
     targets, advantages = gae(rewards.float(), values, terminated, truncated, GAMMA, LAMBDA)
     rows = [tensor.flatten(0, 1) for tensor in (obs, actions, log_probs, targets, advantages)]
     for _ in range(EPOCHS):
-        for chosen in torch.randperm(N * T).chunk(MINIBATCHES):
+        for chosen in torch.randperm(len(rows[0])).chunk(MINIBATCHES):
             obs, actions, log_probs, targets, advantages = (tensor[chosen] for tensor in rows)
             policy, values = ask(net, obs)
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -76,19 +76,20 @@ def learn(net, optimizer, last_value, rollout):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=20.0)
-    seconds = parser.parse_args().seconds
-    if not seconds > 0:
-        parser.error("--seconds must be greater than 0")
+    parser.add_argument("--num_envs", type=int, default=32)
+    args = parser.parse_args()
+    if not (args.seconds > 0 and args.num_envs > 0):
+        parser.error("--seconds and --num_envs must be greater than 0")
     net = nn.Sequential(nn.Conv2d(4, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.Flatten(),
                         nn.Linear(2592, 256), nn.ReLU(), nn.Linear(256, ACTIONS + 1))
     optimizer = torch.optim.Adam(net.parameters(), 3e-4, eps=1e-5)
-    envs = AtariVectorEnv("pong", N, stack_num=4, reward_clipping=True)
+    envs = AtariVectorEnv("pong", args.num_envs, stack_num=4, reward_clipping=True)
     obs, env_steps, begin = torch.from_numpy(envs.reset(seed=0)[0]), 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
+    while time.perf_counter() - begin < args.seconds:
         obs, last_value, rollout = sample(net, envs, obs)
         with doing("learning", "SGD"):
             learn(net, optimizer, last_value, rollout)
-        env_steps += N * T
+        env_steps += args.num_envs * T
     wall = time.perf_counter() - begin
     print(f"{env_steps / wall:,.0f} env_steps/s")
     for lane in ("environments", "acting", "learning"):

@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,8 @@ from envs import families
 from tools.pretend_gpu import PretendGPU
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests everywhere, before a GPU is looked for
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and in all that it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

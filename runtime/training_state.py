@@ -169,7 +169,7 @@ class TrainingState:
             self.place_in_population = {"settings": values, "shaping": shaping,
                                         "last_update": int(self.buffers.last_update[self.policy])}
         self.sampled = self.count_sampled()
-        is_new = values["learning_rate"] != self.cfg.learning_rate
+        is_new = values.get("learning_rate", self.cfg.learning_rate) != self.cfg.learning_rate
         kinds = {field.name: field.type for field in dataclasses.fields(self.cfg)}
         self.cfg = dataclasses.replace(self.cfg, **{name: kinds[name](value) for name, value in values.items()})
         if is_new:

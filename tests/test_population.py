@@ -16,6 +16,7 @@ import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -31,8 +32,8 @@ from tiny_games import STEPS, TAPE, wage
 import pbt
 import supervisor
 import train
-from appo import APPO
-from config import make_config, tunable
+from appo import APPO, AsyncPPO, Settings
+from config import make_config, option, tunable
 from envs.families import probe
 from envs.reward_shaping import flatten_shaping
 from learner import Learner
@@ -929,6 +930,17 @@ def test_population_based_training_works_in_processes(tmp_path: Path, monkeypatc
         assert running.population.numbers(policy) == numbers_of(last)
     assert list(running.cfg.run_dir.rglob(DONOR))
     assert "PBT: " in (running.cfg.run_dir / "log.txt").read_text()
+
+
+class FixedRate(AsyncPPO):
+    Settings = make_dataclass("FixedRateSettings", [("learning_rate", float, option(1e-3, "optimizer", "not tuned"))],
+                              bases=(Settings,), frozen=True)
+
+
+def test_an_algorithm_of_ones_own_may_keep_its_learning_rate_from_being_mutated(tmp_path: Path) -> None:
+    running = run(tmp_path, 500, **PBT, algo="test_population:FixedRate")
+    assert all(running.versions), "all have learned"
+    assert "learning_rate" not in numbers_of(events_of(tmp_path / "run")[-1])
 
 
 def test_a_policy_that_is_seldom_drawn_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ def load_run(args: argparse.Namespace) -> Config:
     find_spec(args.env)
     run_dir = run_dir_of(args.train_dir, args.experiment, args.env)
     if not checkpoint.holds_run(run_dir):
-        raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env}")
+        experiment = f" --experiment {args.experiment}" if args.experiment else ""
+        raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env}{experiment}")
     saved = load_saved(run_dir / "config.json")
     if saved["env"] != args.env:
         raise UserError(f"{run_dir} holds a run of {saved['env']}: add --env {saved['env']}")

@@ -157,16 +157,17 @@ def find_function(flag: str, name: str) -> Callable:
     module_name, _, attribute = name.partition(":")
     try:
         module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"--{flag}={name}: there is no module '{error.name}'; run it from the folder of its file, or "
-                        "set PYTHONPATH to that folder") from error
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise UserError(f"--{flag}={name}: there is no module '{error.name}'; run it from the folder of its file, "
+                            "or set PYTHONPATH to that folder") from error
         raise UserError(f"--{flag}={name}: module '{module_name}' cannot be imported: {where_and_why(error)}"
                         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
+        others = [other for other, value in vars(module).items() if callable(value)]
         raise UserError(f"--{flag}={name}: module '{module_name}' has no function or class '{attribute}'"
-                        f"{nearest(attribute, vars(module))}")
+                        f"{nearest(attribute, others)}")
     return function

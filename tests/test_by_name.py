@@ -68,6 +68,9 @@ def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch:
         find_function("encoder", "lies_here:function")
     monkeypatch.chdir(tmp_path)
     assert find_function("encoder", "lies_here:function")() == 5
+    (tmp_path / "imports.py").write_text("import no_such_package\n")
+    with pytest.raises(UserError, match="module 'imports' cannot be imported: No module named 'no_such_package'"):
+        find_function("encoder", "imports:function")
 
 
 def test_what_cannot_be_sent_is_refused_only_where_it_must_be_sent() -> None:

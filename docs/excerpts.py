@@ -85,9 +85,12 @@ def pages() -> list[Path]:
 
 def main(argv: list[str]) -> int:
     """Renew all pages, or only tell; return the exit status."""
-    if argv not in ([], ["--check"]):
+    if argv in (["-h"], ["--help"]):
         print(__doc__)
-        return 0 if argv in (["-h"], ["--help"]) else 2
+        return 0
+    if argv not in ([], ["--check"]):
+        print(f"excerpts: {' '.join(argv)} is unknown; give --check or nothing", file=sys.stderr)
+        return 2
     status = 0
     for page in pages():
         name = page.relative_to(ROOT)

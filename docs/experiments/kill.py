@@ -23,7 +23,8 @@ def kill(system, process):
     """Kill a process while the system trains; return the seconds until learning has gone on without it."""
     count, versions, seconds = system.recovery.count, None, 0.0
     begin = time.monotonic() + SETTLE_SEC
-    threading.Timer(SETTLE_SEC, os.kill, (process.pid, signal.SIGKILL)).start()
+    killer = threading.Timer(SETTLE_SEC, os.kill, (process.pid, signal.SIGKILL))
+    killer.start()
 
     def has_gone_on():
         nonlocal versions, seconds
@@ -32,7 +33,10 @@ def kill(system, process):
         seconds = time.monotonic() - begin
         return versions is not None and system.versions > versions
 
-    system.train(10**9, should_stop=has_gone_on)
+    try:
+        system.train(10**9, should_stop=has_gone_on)
+    finally:
+        killer.cancel()  # after Ctrl-C
     return seconds
 
 

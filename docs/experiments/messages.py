@@ -48,7 +48,7 @@ if __name__ == "__main__":
     answers = Inbox(context, SLOTS_IN_USE)
 
     queue = context.Queue()
-    sender = context.Process(target=send_objects, args=(queue, answers, seconds))
+    sender = context.Process(target=send_objects, args=(queue, answers, seconds), daemon=True)
     sender.start()
     count, begin = 0, None
     while queue.get() is not None:
@@ -59,7 +59,7 @@ if __name__ == "__main__":
 
     storage = torch.randint(255, (SLOTS_IN_USE, *SHAPE), dtype=torch.uint8).share_memory_()
     inbox = Inbox(context, SLOTS_IN_USE)
-    sender = context.Process(target=send_places, args=(storage, inbox, answers, seconds))
+    sender = context.Process(target=send_places, args=(storage, inbox, answers, seconds), daemon=True)
     sender.start()
     count, begin = 0, None
     while (messages := inbox.get())[0][0] == SLOTS:

@@ -36,7 +36,7 @@ def find_line(path: Path, text: str) -> int:
         raise Stale(f"there is no file {os.path.relpath(path, ROOT)}")
     found = [number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line]
     if len(found) != 1:
-        raise Stale(f"{path.relative_to(ROOT)} has {len(found)} lines with {text!r}, not one")
+        raise Stale(f"{os.path.relpath(path, ROOT)} has {len(found)} lines with {text!r}, not one")
     return found[0]
 
 

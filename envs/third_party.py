@@ -85,7 +85,7 @@ def import_for(env_id: str, module: str) -> ModuleType:
                             f"installed does not have: it was written for another version of {root}") from error
         cure = (f"pip install {PACKAGES[root]}" if root in PACKAGES else
                 f"pip install {root}" if package in PACKAGES and error.name == root else
-                f"install {root}, or set PYTHONPATH to the folder of its file")
+                f"install {root}, or run it from the folder of its file, or set PYTHONPATH to that folder")
         raise UserError(f"--env={env_id}: there is no module '{error.name}'; {cure}") from error
     except UserError:
         raise

@@ -133,7 +133,7 @@ def check_importable(flag: str, name: str) -> None:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a user's module, which may lie in the working directory, too."""
+    """Import a user's module. From then on the working directory is searched too, as the last folder."""
     if "" not in sys.path:
         sys.path.append("")
     return importlib.import_module(name)

@@ -2,8 +2,8 @@
 
 It reads at a pipe that ends with the supervisor: who is there, and which temporary folders. Then it kills those that
 are still there, with whatever they have started, and removes the folders and the supervisor's shared memory. It belongs
-to no session and no parent of the run: what kills these spares it. Used by `crew.py`; this file is also the guard's
-program, and imports nothing slow.
+to no session and no parent of the run: what kills these spares it. Used by `crew.py`, `children.py` and `ranks.py`;
+this file is also the guard's program, and imports nothing slow.
 """
 
 import contextlib

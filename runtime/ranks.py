@@ -89,12 +89,15 @@ def check_settings(cfg: "Config", store_prefix: str) -> None:
 
 
 def own_settings(cfg: "Config") -> "Config":
-    """Return the settings of this rank: all but rank 0 write little, into temporary folders, and evaluate nothing."""
+    """Return the settings of this rank: all but rank 0 write little, into temporary folders, and evaluate nothing.
+
+    The guard removes such a folder when this process ends, also by SIGKILL.
+    """
     own = this_rank()
     if own.rank == 0:
         return cfg
-    folder = f"{tempfile.gettempdir()}/rank_{os.getpid()}_of_{os.getppid()}"
-    GUARD.watch(folder)  # and so remove it in the end, whatever that is
+    folder = tempfile.mkdtemp(prefix=f"rank_{own.rank}_of_{os.getppid()}_")
+    GUARD.watch(folder)
     return dataclasses.replace(cfg, train_dir=folder, eval_every_env_steps=0, save_every_sec=math.inf,
                                save_milestones_sec=math.inf, trace_sec=0.0)
 

@@ -11,7 +11,7 @@ from envs import families
 from tools.pretend_gpu import PretendGPU
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests everywhere, before a GPU is looked for
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background, and in all that it starts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, and all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -27,6 +27,7 @@ LONGER = f"--train_for_env_steps {2 * GOAL}"
 SERIAL = "--serial_mode"  # where other tests start the same processes
 REPLAY = "--replay_size 1000 --replay_warmup 64"
 RESUMED = "python train.py --env PongNoFrameskip-v4"  # the one command that goes on with a run, which README says
+PARALLEL = ("examples.env_with_arguments", "examples.averaged_parameters")
 # runs a page's module or script as Python does, but with these settings of a system
 SHORT = f"""
 import runpy
@@ -37,7 +38,7 @@ from trainer import Trainer
 
 train = Trainer.train
 init, short = Supervisor.__init__, {SIZES}
-if "examples" in sys.argv[1]:
+if "examples" in sys.argv[1] and sys.argv[1] not in {PARALLEL}:
     short["serial_mode"] = True
 if "experiments" not in sys.argv[1]:  # these have --seconds
     Trainer.train = lambda self, steps=None, **more: train(self, steps and {GOAL}, **more)
@@ -63,8 +64,8 @@ SHORTER = [
     (r" train\.py .*--algo APEX( --train_for_seconds 20)?$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY}"),
     (r" train\.py .*--algo PQL .*$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY} --replay_ratio 1"),
     (r" train\.py .*self_play.*$", rf"\g<0> {FLAGS} {SERIAL} --self_play_snapshot_every_env_steps 100"),
-    (r" train\.py .*(IMPALA|annealed|by_a|pettingzoo:|--encoder ).*$", rf"\g<0> {FLAGS} {SERIAL}"),
-    (r" train\.py .*--experiment speed$", rf"\g<0> {FLAGS} {SERIAL}"),
+    (r" train\.py .*(IMPALA|annealed|by_appo|pettingzoo:|--encoder ).*$", rf"\g<0> {FLAGS} {SERIAL}"),
+    (r" train\.py .*(by_a3c|--experiment speed).*$", rf"\g<0> {FLAGS} {SERIAL}"),  # A3C has one learner then
     (r" train\.py .*$", rf"\g<0> {FLAGS}"),
     (r"^python evaluate\.py .*--tournament --episodes 200 ", r"\g<0>--episodes 2 "),
     (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
@@ -138,7 +139,7 @@ def run(folder: Path, command: str) -> subprocess.CompletedProcess:
     *told, last = command.splitlines()
     short = next((re.sub(pattern, by, last) for pattern, by in SHORTER if re.search(pattern, last)), None)
     assert short, f"{last}: say in SHORTER how it is made short"
-    if short.startswith("python ") and not told:
+    if re.fullmatch(r"python [^|&;<>*?~$()]*", short) and not told:
         return python(shlex.split(short)[1:], folder)
     return subprocess.run(
         ["bash", "-c", "\n".join(["source .venv/bin/activate", *told, short])], cwd=folder, capture_output=True,

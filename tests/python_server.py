@@ -1,11 +1,12 @@
 """Python programs without the seconds that importing PyTorch takes: each runs in a fork of a process that has done it.
 
-A program finds what `python` would give it: its arguments, folder, output and exit status. Only the modules of this
-repository are not read again.
+A program finds what `python` would give it: its arguments, folder, output and exit status. But the modules of this
+repository are imported already, and found from every folder; and what outlives the program is not waited for.
 """
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -21,14 +22,15 @@ DEADLINE_SEC = 300  # stands for "does not hang", also on a busy machine
 
 
 def python(arguments: list[str], folder: Path) -> subprocess.CompletedProcess:
-    """Run `python ARGUMENTS` in a folder, whose modules it can import from anywhere."""
+    """Run `python ARGUMENTS` in a folder; it and its children can import the modules of that folder."""
     server = start_server()
     with tempfile.TemporaryDirectory() as outputs:
         paths = [f"{outputs}/{name}" for name in ("stdout", "stderr")]
         server.stdin.write(json.dumps([arguments, str(folder), paths]) + "\n")
         server.stdin.flush()
-        status = int(server.stdout.readline())
-        return subprocess.CompletedProcess(arguments, status, *(Path(path).read_text() for path in paths))
+        status = server.stdout.readline()
+        assert status, "the server has died"
+        return subprocess.CompletedProcess(arguments, int(status), *(Path(path).read_text() for path in paths))
 
 
 @functools.cache
@@ -45,6 +47,7 @@ def serve() -> None:
     """Fork once for each line; tell the exit status of each fork."""
     for name in ("gymnasium", "ale_py", "appo", "torch._dynamo"):
         importlib.import_module(name)
+    gc.freeze()  # else each fork looks for garbage among all of that at its end, 0.7 s
     while line := sys.stdin.readline():
         if os.fork() == 0:
             return become(*json.loads(line))
@@ -53,7 +56,7 @@ def serve() -> None:
 
 
 def become(arguments: list[str], folder: str, outputs: list[str]) -> None:
-    """Be the program."""
+    """Turn this fork into the program."""
     signal.alarm(DEADLINE_SEC)
     os.chdir(folder)
     for number, path in enumerate([os.devnull, *outputs]):

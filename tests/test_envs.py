@@ -531,9 +531,10 @@ def test_an_id_that_names_nothing_is_refused_with_one_line(env_id: str) -> None:
 
 
 @pytest.mark.parametrize(("env_id", "cure"), [
-    ("nomodule:Env-v0", "install nomodule, or set PYTHONPATH to the folder of its file"),
+    ("nomodule:Env-v0", "install nomodule, or run it from the folder of its file, or set PYTHONPATH to that folder"),
     ("minigrid:MiniGrid-Empty-5x5-v0", "pip install minigrid"),
-    ("no_package.submodule:Env-v0", "install no_package, or set PYTHONPATH to the folder of its file"),
+    ("no_package.submodule:Env-v0",
+     "install no_package, or run it from the folder of its file, or set PYTHONPATH to that folder"),
 ])
 def test_missing_module_gives_the_cure(env_id: str, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minigrid", None)  # missing, whether it is installed or not

@@ -215,7 +215,10 @@ class Run:
             written = metrics.read_text()[before:] if metrics.exists() else ""
             rows = [json.loads(row) for row in written.rpartition("\n")[0].splitlines()]
         self.processes = psutil.Process(self.torchrun.pid).children(recursive=True)
-        assert [*Path(tempfile.gettempdir()).glob(f"rank_*_of_{self.torchrun.pid}")]
+        assert len(self.temporary_folders()) == 1
+
+    def temporary_folders(self) -> list[Path]:
+        return [*Path(tempfile.gettempdir()).glob(f"rank_*_of_{self.torchrun.pid}_*")]
 
     def rank(self, number: int) -> psutil.Process:
         return next(process for process in psutil.Process(self.torchrun.pid).children()
@@ -231,10 +234,7 @@ class Run:
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                     process.kill()
         assert not left
-        deadline = time.monotonic() + 20
-        while [*Path(tempfile.gettempdir()).glob(f"rank_*_of_{self.torchrun.pid}")]:  # the guard removes it later
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert not self.temporary_folders(), "its output has ended, and so has the guard"
         return output
 
     def log(self) -> str:

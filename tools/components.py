@@ -93,8 +93,8 @@ def measure_components(cfg: Config, seconds: float) -> Costs:
 
     with serial_system(cfg, choose_device(cfg.device)) as (alone, buffers, workers, server, learners):
         fill_slots(buffers, workers, server)
-        # one batch: while one half of the environments is stepped, the policy workers share the other's requests; at
-        # most half of the environments made here, which are those of four workers or fewer
+        # one batch: while one half of the environments is stepped, the policy workers share the other's requests; those
+        # of four workers at most are made here, so it holds half of these at most
         requests = [(SPLIT, split) for split in range(0, alone.num_splits, max(2, alone.worker_num_splits))]
         servers = cfg.policy_workers_per_policy * cfg.num_policies
         count = max(1, round(len(requests) * cfg.num_workers / alone.num_workers / servers))

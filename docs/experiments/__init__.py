@@ -1,6 +1,6 @@
 """The experiments of the walkthrough. Each file answers one question: `python -m docs.experiments.time_limits`.
 
-What `system` makes runs in one process (`--serial_mode`), so the same seed gives the same numbers.
+A run that `system` makes stays in one process (`--serial_mode`), so the same seed gives the same numbers.
 """
 
 import argparse

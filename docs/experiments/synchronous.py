@@ -75,8 +75,8 @@ def learn(net, optimizer, last_value, rollout):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--num_envs", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of sampling and learning")
+    parser.add_argument("--num_envs", type=int, default=32, help="environments, stepped together")
     args = parser.parse_args()
     if not (args.seconds > 0 and args.num_envs > 0):
         parser.error("--seconds and --num_envs must be greater than 0")

@@ -28,6 +28,7 @@ from runtime.files import load_saved, run_dir_of
 from runtime.machine import body_dtype, choose_device
 from runtime.policy import best_policy, find_policy
 from runtime.seeding import EVALUATION, derive_seed
+from runtime.stop import end
 from runtime.user_error import EnvironmentFailure, UserError
 from tools import tournament
 from tools.video import VideoWriter
@@ -206,4 +207,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))

@@ -5,11 +5,10 @@ after saving, 2 for bad input (one line), 1 when a component failed (its traceba
 """
 
 import contextlib
-import signal
 import sys
 
 from runtime.console import complain, forgive, open_missing
-from runtime.stop import SIGNALS, STOP_SIGNAL
+from runtime.stop import STOP_SIGNAL, end
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
 
@@ -51,7 +50,4 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     open_missing()
     forgive()
-    status = main(sys.argv[1:])
-    for number in SIGNALS:  # some send them twice; it is over already
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit(status)
+    end(main(sys.argv[1:]))

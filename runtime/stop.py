@@ -4,13 +4,15 @@ Imports nothing slow: `train.py` watches from its first moment on.
 """
 
 import contextlib
+import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal has gone away
 AGAIN_SEC = 1.0  # some programs and people send a signal twice
@@ -106,6 +108,14 @@ def leave_stopping_to_the_supervisor() -> None:
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
     pass
+
+
+def end(status: int) -> NoReturn:
+    """End this program, which has done all it had to do."""
+    for number in SIGNALS:  # some send them twice
+        signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # Python would look for garbage among all that was imported, 0.4 s
+    sys.exit(status)
 
 
 def _forget() -> None:

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from python_server import DEADLINE_SEC, python
+from python_server import DEADLINE_SEC, ROOT, python
 
-ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"[+-]?\d[\d,.]*")
 LINKED = [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "envs", "examples", "runtime", "tools"))]
 # whoever runs the tests has done these
@@ -27,7 +26,7 @@ LONGER = f"--train_for_env_steps {2 * GOAL}"
 SERIAL = "--serial_mode"  # where other tests start the same processes
 REPLAY = "--replay_size 1000 --replay_warmup 64"
 RESUMED = "python train.py --env PongNoFrameskip-v4"  # the one command that goes on with a run, which README says
-PARALLEL = ("examples.env_with_arguments", "examples.averaged_parameters")
+PARALLEL = ("examples.env_with_arguments", "examples.averaged_parameters")  # with processes, as they stand
 # runs a page's module or script as Python does, but with these settings of a system
 SHORT = f"""
 import runpy

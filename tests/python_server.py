@@ -47,12 +47,12 @@ def serve() -> None:
     """Fork once for each line; tell the exit status of each fork."""
     for name in ("gymnasium", "ale_py", "appo", "torch._dynamo"):
         importlib.import_module(name)
-    gc.freeze()  # else each fork looks for garbage among all of that at its end, 0.7 s
+    gc.freeze()  # else each fork looks for garbage among all of that at its end
     while line := sys.stdin.readline():
         if os.fork() == 0:
-            return become(*json.loads(line))
+            become(*json.loads(line))
+            return
         print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-    return None
 
 
 def become(arguments: list[str], folder: str, outputs: list[str]) -> None:

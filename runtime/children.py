@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from runtime.container import allow_descriptors
-from runtime.guard import GUARD
+from runtime.guard import RUN, remove_at_end
 from runtime.own_modules import OWN_MODULES
 from runtime.ranks import take_share_of_cores
 from runtime.stop import SIGNALS
@@ -50,18 +50,19 @@ def start_server() -> ForkServerContext:
         raise UserError(f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets "
                         "that processes meet at; set TMPDIR=/tmp")
     with STARTING:
-        GUARD.watch(folder)  # where the server listens
+        remove_at_end(folder)  # where the server listens
         resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
         before, here = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), os.open(".", os.O_RDONLY)
         try:
             os.chdir(ROOT)  # the server looks for the modules in its folder alone, whatever `sys.path` is here
+            os.environ[RUN] = str(os.getpid())  # of all that comes from the server
             with OWN_MODULES:
                 forkserver.ensure_running()  # inherits the mask, and so do its children
         finally:
+            del os.environ[RUN]
             os.fchdir(here)
             os.close(here)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        GUARD.watch(forkserver._forkserver._forkserver_pid)
     return context
 
 

@@ -29,7 +29,7 @@ from runtime import pulse
 from runtime.children import hiding_the_script, start_server, wake_server
 from runtime.console import forgive
 from runtime.full_memory import explaining_full_memory
-from runtime.guard import GUARD, STARTED_BY, signal_with_programs
+from runtime.guard import COMPONENT, signal_with_programs
 from runtime.own_modules import OWN_MODULES
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
@@ -265,7 +265,7 @@ class OneProcess:
 
 
 def start_process(process: Any, name: str) -> None:
-    """Start a process that the server forks, and let the guard watch it. Raises `ComponentError`."""
+    """Start a process that the server forks. Raises `ComponentError`."""
     for attempt in range(START_ATTEMPTS):
         start_server()  # unless it runs already
         wake_server()
@@ -277,7 +277,6 @@ def start_process(process: Any, name: str) -> None:
             if attempt == START_ATTEMPTS - 1:
                 raise ComponentError(f"{name} could not be started: {error}") from error
             time.sleep(0.1)
-    GUARD.watch(process.pid)
 
 
 def describe_end(name: str, process: Any) -> str:
@@ -312,8 +311,6 @@ def kill_all(processes: list[Any]) -> None:
         os.close(descriptor)
     for process in started:
         process.join(max(0.0, deadline - time.monotonic()))
-        if process.exitcode is not None:
-            GUARD.forget(process.pid)
 
 
 def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool) -> None:
@@ -364,7 +361,7 @@ def enter_child(name: str) -> None:
 def leave_with_parent(name: str) -> None:
     """Let this process end when the supervisor dies, however it dies; the guard ends what it has started. Name it."""
     os.setpgid(0, 0)
-    os.environ[STARTED_BY] = str(os.getpid())
+    os.environ[COMPONENT] = str(os.getpid())
     server = forkserver._forkserver  # it ends when nobody holds this pipe
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)

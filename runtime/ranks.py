@@ -22,7 +22,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runtime.guard import GUARD
+from runtime.guard import remove_at_end
 from runtime.user_error import UserError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def own_settings(cfg: "Config") -> "Config":
     if own.rank == 0:
         return cfg
     folder = tempfile.mkdtemp(prefix=f"rank_{own.rank}_of_{os.getppid()}_")
-    GUARD.watch(folder)
+    remove_at_end(folder)
     return dataclasses.replace(cfg, train_dir=folder, eval_every_env_steps=0, save_every_sec=math.inf,
                                save_milestones_sec=math.inf, trace_sec=0.0)
 

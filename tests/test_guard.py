@@ -132,28 +132,35 @@ def test_a_server_that_dies_or_is_stopped_does_not_hold_up_the_end(tmp_path: Pat
     assert (outcome.status, outcome.err) == (0, "")
 
 
-def test_the_guard_ends_groups_and_removes_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "of the run"
+GUARDED = """
+import os, subprocess, sys
+from runtime.guard import COMPONENT, RUN, remove_at_end
+
+def start(**marks):
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True, env=os.environ | marks, stdout=2).pid
+
+remove_at_end(sys.argv[1])
+component = start(**{RUN: str(os.getpid())})
+print(component, start(**{COMPONENT: str(component)}), start(**{RUN: "1"}))
+if os.fork() == 0:
+    os.dup2(2, 1)  # a process that was forked by hand holds no pipe of the guard
+    os.execlp("sleep", "sleep", "60")
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_guard_ends_what_came_from_a_killed_process_and_removes_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "of\nthe run"
     folder.mkdir()
-    script = (f"import sys, time; sys.path.append({os.path.dirname(os.path.dirname(guard.__file__))!r})\n"
-              "from runtime.guard import GUARD\n"
-              f"GUARD.watch({str(folder)!r})\n"
-              "for process in map(int, sys.argv[1:]): GUARD.watch(process)\n"
-              "GUARD.forget(int(sys.argv[2]))\n")
-    processes = [subprocess.Popen(["sleep", "1000"], process_group=0) for _ in range(2)]
-    own = {guard.STARTED_BY: str(processes[0].pid)}
-    program = subprocess.Popen(["sleep", "1000"], start_new_session=True, env=own)
-    processes.append(program)
+    done = subprocess.run([sys.executable, "-c", GUARDED, str(folder)], stdout=subprocess.PIPE, text=True, check=False)
+    component, program, other = (psutil.Process(int(pid)) for pid in done.stdout.split())
     try:
-        subprocess.run([sys.executable, "-c", script, *[str(process.pid) for process in processes[:2]]], check=True)
-        assert processes[0].wait(20) == program.wait(20) == -signal.SIGKILL
         wait_until(lambda: not folder.exists(), "the folder is left")
-        time.sleep(0.1)
-        assert processes[1].poll() is None, "it was to be forgotten"
+        ended = [not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+                 for process in (component, program, other)]
+        assert ended == [True, True, False], "the last one belongs to another run"
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        other.kill()
 
 
 FORKS = """

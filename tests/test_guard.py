@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,6 @@ import ctypes
 import multiprocessing
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from gymnasium.envs.classic_control import CartPoleEnv

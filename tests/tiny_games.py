@@ -160,7 +160,8 @@ class HigherWins:
     def observe(self) -> dict[str, np.ndarray]:
         return dict(zip(self.agents, np.eye(len(self.agents), dtype=np.float32), strict=True))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
 
 
 class FirstSeatWins(HigherWins):
@@ -218,7 +219,8 @@ def fractions(agents: Sequence[str], num_policies: int, rng: np.random.Generator
     return [0.0] * len(agents)
 
 
-def nothing(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> None: ...
+def nothing(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> None:
+    """Return no mapping."""
 
 
 def seldom_second(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> list[int]:

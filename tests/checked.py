@@ -1,6 +1,6 @@
 """An environment whose every number tells where it comes from, and an algorithm that checks all that it learns from.
 
-The environment misbehaves as a file named `fault` says. Used by the tests and by `tools/chaos.py`.
+The environment misbehaves as a file named `fault` says. Used by the tests and by `chaos.py`.
 """
 
 import contextlib

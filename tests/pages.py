@@ -31,7 +31,6 @@ PARALLEL = ("examples.env_with_arguments", "examples.averaged_parameters")  # wi
 SHORT = f"""
 import runpy
 import sys
-import tools.benchmark
 from supervisor import Supervisor
 from trainer import Trainer
 
@@ -43,7 +42,6 @@ if "experiments" not in sys.argv[1]:  # these have --seconds
     Trainer.train = lambda self, steps=None, **more: train(self, steps and {GOAL}, **more)
     short["train_for_env_steps"] = {GOAL}
 Supervisor.__init__ = lambda self, *args, **settings: init(self, *args, **settings | short)
-tools.benchmark.WARM_UP_SEC = 0.1
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -7,21 +7,52 @@ with a learner, which works in whatever time the others leave.
 """
 
 import argparse
+import contextlib
+import io
+import tempfile
+import time
+from typing import Any
+
+import psutil
 
 from appo import APPO
-from tools.benchmark import Sampler, measure_throughput
+from learner import Learner
 
-SYSTEMS = (("sampling only", Sampler, 1), ("sampling only", Sampler, 2), ("learning", APPO, 2))
+
+class NoLearner(Learner):
+    """Frees every trajectory at once."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.feed.insert = lambda kind, *slots: self.feed.free_slots(slots)
+
+
+class Sampler(APPO):
+    """The system without learning."""
+
+    learner_class = NoLearner
+
+
+def measure(system: type[APPO], seconds: float, **settings: Any) -> tuple[float, float]:
+    """Return env_steps a second, and the share of the cores that was idle, after a warm-up that is as long."""
+    silence = contextlib.redirect_stdout(io.StringIO())
+    with tempfile.TemporaryDirectory() as folder, silence, system(
+            "PongNoFrameskip-v4", train_dir=folder, train_for_env_steps=10**9, **settings) as running:
+        for _ in range(2):
+            begin, idle, steps = time.monotonic(), psutil.cpu_times().idle, running.env_steps
+            running.train(should_stop=lambda begin=begin: time.monotonic() > begin + seconds)
+            elapsed = time.monotonic() - begin
+            found = (running.env_steps - steps) / elapsed, (psutil.cpu_times().idle - idle) / elapsed
+    return found[0], found[1] / psutil.cpu_count()
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=6.0)
     seconds = parser.parse_args().seconds
     print("               rollout workers  splits  env_steps/s  cores idle")
-    for what, system, workers in SYSTEMS:
+    for what, system, workers in (("sampling only", Sampler, 1), ("sampling only", Sampler, 2), ("learning", APPO, 2)):
         for splits in (1, 2):
-            settings = {"env": "PongNoFrameskip-v4", "num_workers": workers, "num_envs_per_worker": 64 // workers,
-                        "worker_num_splits": splits, "train_for_env_steps": 10**9}
-            result = measure_throughput(settings, seconds, system)
-            speed = f"{result.env_steps_per_sec:12,.0f} {result.idle:11.0%}"
-            print(f"{what:14} {workers:15} {splits:7} {speed}", flush=True)
+            speed, idle = measure(system, seconds, num_workers=workers, num_envs_per_worker=64 // workers,
+                                  worker_num_splits=splits)
+            print(f"{what:14} {workers:15} {splits:7} {speed:12,.0f} {idle:11.0%}", flush=True)

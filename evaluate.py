@@ -57,7 +57,7 @@ def make_arguments() -> OneLineParser:
     parser.add_argument("--trust_run", help="import code that the run's settings name [False]", **switch)
     parser.add_argument("--render", help="show the game in a window, one environment [False]", **switch)
     parser.add_argument("--record_video", type=Path, metavar="FILE", help="record one environment's true picture as "
-                        "FILE.mp4 or FILE.gif, and a contact sheet as FILE.png")
+                        "FILE.mp4 or FILE.gif")
     return parser
 
 

@@ -333,7 +333,7 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
             pipe.send(("ready",))
             running.run()
         if trace:
-            pipe.send(("spans", component.name, recorder.all_spans()))
+            pipe.send(("spans", component.name, list(recorder.spans)))
     except BaseException as error:  # noqa: BLE001  whatever it is, the supervisor must hear of it
         why = f"{component.name} failed: {describe(error)}"
         told = (f"{error.where()}{component.name} failed: {error}" if isinstance(error, EnvironmentFailure) else

@@ -32,12 +32,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
-        self.open: set[tuple[str, str, int]] = set()  # thread, name and begin of those under way
-
-    def all_spans(self) -> list[Span]:
-        """Return all spans, those under way as if they ended now: a thread may wait for ever."""
-        now = time.perf_counter_ns()
-        return [*self.spans, *(Span(*begun, now) for begun in self.open.copy())]
 
     def attach(self, component: Any, *, waits: bool = True) -> None:
         """Record the calls of a component's `SPANS`: a method, and the name of its calls or a function that returns it.
@@ -54,12 +48,10 @@ class Recorder:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             label = name if isinstance(name, str) else name(*args, **kwargs)
-            begun = threading.current_thread().name, label, time.perf_counter_ns()
-            self.open.add(begun)
+            begin = time.perf_counter_ns()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.open.discard(begun)
-                self.spans.append(Span(*begun, time.perf_counter_ns()))
+                self.spans.append(Span(threading.current_thread().name, label, begin, time.perf_counter_ns()))
 
         return call

@@ -1,9 +1,9 @@
 """What every process was doing, moment by moment: `train.py --trace_sec 10` records the last 10 seconds of training.
 
-Each component lists the methods that matter in `SPANS`; `Recorder.attach` replaces them, on that one object, by
-versions that write down when they began and ended. Without `--trace_sec` nothing is replaced, so that it costs nothing;
-with it, about 1 us a call. The supervisor gathers the spans when the components leave, and writes `trace.json` into the
-run's folder, for https://ui.perfetto.dev or chrome://tracing, and a picture of the last moments, `timeline.png`.
+Each component lists the methods that matter in `SPANS`; `runtime/recorder.py` writes down when their calls begin and
+end. Without `--trace_sec` nothing is recorded, so it costs nothing; with it, about 1 us a call. At the end `trace.json`
+is written into the run's folder, for https://ui.perfetto.dev or chrome://tracing, and a picture of the last moments,
+`timeline.png`, where matplotlib is there. Later:
 
     python -m tools.timeline train_dir/PongNoFrameskip-v4 --seconds 0.5 --output timeline.png --until 6.5
 
@@ -16,139 +16,85 @@ import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from runtime.command_line import OneLineParser
 from runtime.files import write_atomically
 from runtime.recorder import STEP, WAIT, Span
 from runtime.user_error import UserError
-from tools import style
+from tools.figures import COLORS, LIGHT_GRAY, drawing
 
-# ---- the trace ---------------------------------------------------------------------------------------------------
+Spans = list[tuple[str, float, float]]  # name, begin, duration (ms)
+WAITING = {"facecolor": LIGHT_GRAY, "edgecolor": "none"}
+OTHER = {"facecolor": "white", "edgecolor": "#b0b0b0", "hatch": "//////", "linewidth": 0}
+# as different from each other as so many can be
+PALETTE = (*COLORS, "#7b6fe0", "#f0e442", "#86d8ac", "#00c8e0", "#8fb300", "#e884b8", "#4a2f00", "#b4cff8")
 
 
 def write_trace(path: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> None:
     """Write the spans of each process that lie in [begin, end] ns as a Chrome trace."""
-    events: list[dict[str, Any]] = []
-    for process, (name, recorded) in enumerate(spans.items()):
-        events.append({"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}})
-        events.append({"ph": "M", "pid": process, "name": "process_sort_index", "args": {"sort_index": process}})
-        threads: dict[str, int] = {}
-        for span in recorded:
-            if span.end < begin or span.begin > end:
-                continue
-            if span.thread not in threads:
-                threads[span.thread] = len(threads)
-                events.append({"ph": "M", "pid": process, "tid": threads[span.thread], "name": "thread_name",
-                               "args": {"name": span.thread}})
+    events = []
+    for pid, (process, recorded) in enumerate(spans.items()):
+        inside = [span for span in recorded if span.end >= begin and span.begin <= end]
+        tids = {thread: tid for tid, thread in enumerate(dict.fromkeys(span.thread for span in inside))}
+        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": process}})
+        for thread, tid in tids.items():
+            events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": thread}})
+        for span in inside:
             first, last = max(span.begin, begin), min(span.end, end)
-            events.append({"ph": "X", "pid": process, "tid": threads[span.thread], "name": span.name,
+            label = process if span.thread == "MainThread" else f"{process}, {span.thread}"
+            events.append({"ph": "X", "pid": pid, "tid": tids[span.thread], "name": span.name, "cat": label,
                            "ts": (first - begin) / 1e3, "dur": (last - first) / 1e3})  # us
     write_atomically(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
-def write_run(run_dir: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> str:
-    """Write the trace of a run and the picture of its last moments into its folder; say where they are."""
-    path = run_dir / "trace.json"
-    write_trace(path, spans, begin, end)
-    picture = draw_last(path, path.with_name("timeline.png"), seconds=0.5)
-    return f"{path}: open it in https://ui.perfetto.dev" + (f"; {picture}" if picture else "")
-
-
-class Row(NamedTuple):
-    """One thread of one process in the picture; spans as (name, begin, duration) in ms."""
-
-    label: str
-    spans: list[tuple[str, float, float]]
-
-
-def read_trace(path: Path) -> list[Row]:
-    """Read what `write_trace` wrote, one row for each thread. Raises `UserError` when it cannot be read."""
+def read_trace(path: Path) -> dict[str, Spans]:
+    """Read the spans of each thread. Raises `UserError` when this is no trace."""
+    rows: dict[str, Spans] = {}
     try:
-        events = json.loads(path.read_text())["traceEvents"]
+        for event in json.loads(path.read_text())["traceEvents"]:
+            if event["ph"] == "X":
+                span = event["name"], event["ts"] / 1e3, event["dur"] / 1e3
+                rows.setdefault(event["cat"], []).append(span)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path} is no trace ({error}); record one with train.py --trace_sec 10") from error
-    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    rows = {}
-    for event in events:
-        if event["name"] == "thread_name":
-            process, thread = processes[event["pid"]], event["args"]["name"]
-            label = process if thread == "MainThread" else f"{process}, {thread}"
-            rows[event["pid"], event["tid"]] = Row(label, [])
-    for event in events:
-        if event["ph"] == "X":
-            rows[event["pid"], event["tid"]].spans.append((event["name"], event["ts"] / 1e3, event["dur"] / 1e3))
-    return [rows[key] for key in sorted(rows, key=lambda key: (key[0], rows[key].label))]
+    return rows
 
 
-# ---- the picture -------------------------------------------------------------------------------------------------
-
-# of what components do, clearly different from each other: the rollout worker's in blue, the policy worker's (and each
-# forward pass) from yellow to brown, the learner's around green
-COLORS = {
-    "step": style.ROLLOUT, "step, split 1": style.ROLLOUT, "step, split 2": "#56b4e9", "store": "#10306b",
-    "ask": "#7b6fe0", "copy weights": "#f0e442", "gather": "#8c6d1f", "forward": style.POLICY, "write": "#4a2f00",
-    "SGD": "#86d8ac", "loss": style.WARN, "backward": "#009268", "optimizer step": "#005f56", "normalizers": "#8fb300",
-    "publish": style.MEMORY, "batch": "#00c8e0", "save": "#000000", "evaluate": "#e884b8", "step, split 3": "#b4cff8"}
-WAITING = {"facecolor": style.WAIT, "edgecolor": "none"}
-OTHER = {"facecolor": "white", "edgecolor": "#b0b0b0", "hatch": "//////", "linewidth": 0}
-
-
-@mpl.rc_context(style.SETTINGS)
-def draw(rows: list[Row], output: Path, begin_ms: float, end_ms: float) -> None:
-    """Draw the spans within [begin_ms, end_ms] of a trace, one bar for each thread; inner spans lie on outer ones.
+def draw(rows: dict[str, Spans], output: Path, begin: float, end: float) -> None:
+    """Draw the spans within [begin, end] ms, one bar for each thread; inner spans lie on outer ones.
 
     Between the spans of a main thread is other work; other threads only wait there.
     """
-    has_splits = any(len({name for name, _, _ in row.spans if name.startswith(STEP)}) > 1 for row in rows)
-    rows = [Row(row.label, simplify(row.spans, has_splits)) for row in rows]
-    colors = choose_colors({name for row in rows for name, _, _ in row.spans})
-    figure = Figure(figsize=(style.WIDTH, 1.15 + 0.32 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    shown = set()
-    for y, row in enumerate(rows):
-        between = OTHER if row.label.isidentifier() else WAITING
-        axes.broken_barh([(0, end_ms - begin_ms)], (y - 0.4, 0.8), **between)
-        for depth, spans in enumerate(by_depth(row.spans)):
-            inside = [(name, first - begin_ms, length) for name, first, length in spans
-                      if first < end_ms and first + length > begin_ms]
-            axes.broken_barh([(first, length) for _, first, length in inside], (y - 0.4, 0.8 / 2**depth),
-                             facecolors=[colors[name] for name, _, _ in inside], edgecolor="none")
-            shown.update(name for name, _, _ in inside)
-    axes.set_yticks(range(len(rows)), [row.label for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(0, end_ms - begin_ms)
-    axes.set_xlabel("ms")
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(left=False)
-    axes.grid(visible=False)
-    patches = [Patch(color=colors[name], label=name) for name in colors if name in shown - {"waiting"}]
-    patches += [Patch(**WAITING, label="waiting"), Patch(**OTHER, label="other work, or no free core")]
-    figure.legend(handles=patches, loc="outside upper center", ncols=5, columnspacing=1.4, handlelength=1.6)
-    figure.savefig(output, dpi=style.DPI)
+    rows = {label: [span for span in shorten(spans) if span[1] < end and sum(span[1:]) > begin]
+            for label, spans in rows.items()}
+    names = sorted({name for spans in rows.values() for name, *_ in spans} - {WAIT})
+    colors = dict(zip(names, itertools.cycle(PALETTE), strict=False)) | {WAIT: LIGHT_GRAY}
+    with drawing(output, 1.15 + 0.32 * len(rows)) as figure:
+        axes, handles = figure.subplots(), {}
+        for y, (label, spans) in enumerate(rows.items()):
+            axes.broken_barh([(0, end - begin)], (y - 0.4, 0.8), **(OTHER if label.isidentifier() else WAITING))
+            for depth, level in enumerate(by_depth(spans)):
+                for name in dict.fromkeys(name for name, *_ in level):
+                    bars = [(first - begin, length) for other, first, length in level if other == name]
+                    handles[name] = axes.broken_barh(bars, (y - 0.4, 0.8 / 2**depth), facecolor=colors[name])
+        axes.set(xlabel="ms", xlim=(0, end - begin), yticks=range(len(rows)), yticklabels=rows)
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        names = sorted(handles)
+        figure.legend([handles[name] for name in names], names, loc="outside upper center", ncols=5,
+                      title="hatched: other work, or no free core")
 
 
-def simplify(spans: list[tuple[str, float, float]], has_splits: bool) -> list[tuple[str, float, float]]:
+def shorten(spans: Spans) -> Spans:
     """Call all waits alike, and number the splits of each worker from 1."""
-    splits = sorted({name for name, _, _ in spans if name.startswith(STEP)}, key=lambda name: (len(name), name))
-    names = {name: f"step, split {number}" if has_splits else "step" for number, name in enumerate(splits, 1)}
-    return [(names.get(name, "waiting" if name.startswith(WAIT) else name), *when) for name, *when in spans]
+    splits = sorted({name for name, *_ in spans if name.startswith(STEP)}, key=lambda name: (len(name), name))
+    names = {name: f"step, split {number}" for number, name in enumerate(splits, 1)}
+    return [(WAIT if name.startswith(WAIT) else names.get(name, name), *when) for name, *when in spans]
 
 
-def choose_colors(names: set[str]) -> dict[str, str]:
-    """Choose a color for each name: the same in every picture, but for names that only an algorithm of yours has."""
-    colors = {name: color for name, color in COLORS.items() if name in names}
-    free = itertools.cycle([color for color in COLORS.values() if color not in colors.values()] or COLORS.values())
-    return colors | {name: next(free) for name in sorted(names - colors.keys())} | {"waiting": WAITING["facecolor"]}
-
-
-def by_depth(spans: list[tuple[str, float, float]]) -> list[list[tuple[str, float, float]]]:
+def by_depth(spans: Spans) -> list[Spans]:
     """Sort the spans of one thread into outer ones, those inside them, and so on."""
-    levels: list[list[tuple[str, float, float]]] = []
+    levels: list[Spans] = []
     ends: list[float] = []  # of the spans that are open, the outermost first
     for span in sorted(spans, key=lambda span: (span[1], -span[2])):
         while ends and ends[-1] <= span[1]:
@@ -160,15 +106,26 @@ def by_depth(spans: list[tuple[str, float, float]]) -> list[list[tuple[str, floa
     return levels
 
 
-def draw_last(path: Path, output: Path, seconds: float, until_sec: float = math.inf) -> Path | None:
-    """Draw the last seconds of a trace, or those until a moment; return the picture, None when there is no span."""
+def draw_last(path: Path, output: Path, seconds: float, until_sec: float = math.inf) -> None:
+    """Draw the last seconds of a trace, or those until a moment. Raises `UserError` when it cannot be drawn."""
     rows = read_trace(path)
-    end = max((first + length for row in rows for _, first, length in row.spans), default=0.0)
-    end = min(end, until_sec * 1e3)
-    if not end:
-        return None
-    draw(rows, output, max(end - seconds * 1e3, 0.0), end)
-    return output
+    ends = [begin + length for spans in rows.values() for _, begin, length in spans]
+    end = min(until_sec * 1e3, max(ends, default=0.0))
+    begin = max(end - seconds * 1e3, 0.0)
+    if end <= begin:
+        raise UserError(f"{path} holds no spans there")
+    draw(rows, output, begin, end)
+
+
+def write_run(run_dir: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> str:
+    """Write the trace of a run and the picture of its last moments into its folder; say where they are."""
+    path, picture = run_dir / "trace.json", run_dir / "timeline.png"
+    write_trace(path, spans, begin, end)
+    try:
+        draw_last(path, picture, seconds=0.5)
+    except UserError as error:
+        picture = f"{error}; then python -m tools.timeline {run_dir}"
+    return f"{path}: open it in https://ui.perfetto.dev; {picture}"
 
 
 def main(argv: list[str]) -> int:
@@ -181,17 +138,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output", type=Path, help="picture file [timeline.png beside the trace]")
     try:
         args = parser.parse(argv)
-        if not min(args.seconds, args.until) > 0:
-            raise UserError(f"--seconds={args.seconds} and --until={args.until} must be greater than 0")
         path = args.run / "trace.json" if args.run.is_dir() else args.run
         output = args.output or path.with_name("timeline.png")
-        if draw_last(path, output, args.seconds, args.until) is None:
-            raise UserError(f"{path} holds no spans: the training ended before any was recorded")
+        draw_last(path, output, args.seconds, args.until)
     except UserError as error:
         print(f"timeline.py: {error}", file=sys.stderr)
-        return 2
-    except (OSError, ValueError) as error:  # matplotlib knows no such format, or the folder is not there
-        print(f"timeline.py: {output} cannot be written: {error}", file=sys.stderr)
         return 2
     print(output)
     return 0

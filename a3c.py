@@ -18,13 +18,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runtime.own_modules import OWN_MODULES
-
-with OWN_MODULES.importing():  # whatever lies beside the user's script
-    from algorithm import Data
-    from impala import PolicyGradient, PolicyGradientSettings
-    from trainer import Trainer
-    from vtrace import gae
+from algorithm import Data
+from impala import PolicyGradient, PolicyGradientSettings
+from trainer import Trainer
+from vtrace import gae
 
 # measured for Atari and classic control without a memory (docs/performance.md), for the others not
 COMMON: dict[str, Any] = {

@@ -25,18 +25,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from runtime.own_modules import OWN_MODULES
-
-with OWN_MODULES.importing():  # whatever lies beside the user's script
-    from algorithm import Data, Loss
-    from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
-    from distributions import FORBIDDEN
-    from losses import MaskedMean
-    from model import ActorCritic
-    from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
-    from runtime.user_error import UserError
-    from shared_buffers import Spec
-    from trainer import Trainer
+from algorithm import Data, Loss
+from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
+from distributions import FORBIDDEN
+from losses import MaskedMean
+from model import ActorCritic
+from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
+from runtime.user_error import UserError
+from shared_buffers import Spec
+from trainer import Trainer
 
 
 @dataclass(frozen=True)

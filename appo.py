@@ -17,25 +17,22 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from runtime.own_modules import OWN_MODULES
-
-with OWN_MODULES.importing():  # whatever lies beside the user's script
-    from algorithm import Algorithm, Data, Loss
-    from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
-    from envs.flat_spaces import action_leaves
-    from losses import (
-        MaskedMean,
-        clipped_value_error,
-        decayed,
-        describe,
-        held_ratios,
-        normalize_advantages,
-        ppo_objective,
-    )
-    from runtime.policy import load
-    from runtime.user_error import UserError
-    from trainer import Trainer
-    from vtrace import gae, vtrace
+from algorithm import Algorithm, Data, Loss
+from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
+from envs.flat_spaces import action_leaves
+from losses import (
+    MaskedMean,
+    clipped_value_error,
+    decayed,
+    describe,
+    held_ratios,
+    normalize_advantages,
+    ppo_objective,
+)
+from runtime.policy import load
+from runtime.user_error import UserError
+from trainer import Trainer
+from vtrace import gae, vtrace
 
 __all__ = ["APPO", "AsyncPPO", "Settings", "load"]
 

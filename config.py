@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from runtime.by_name import find_function
 from runtime.container import cpu_cores
 from runtime.files import run_dir_of, save_settings
-from runtime.own_modules import OWN_MODULES
 from runtime.sample_factory import check_values, unknown_name
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
@@ -411,8 +410,7 @@ def algorithm_class(name: str) -> Any:
     if ":" not in name and name not in ALGORITHMS:
         raise UserError(f"--algo={name} is unknown{nearest(name.lower(), ALGORITHMS)}; choose from "
                         f"{', '.join(ALGORITHMS)}, or module:class")
-    with OWN_MODULES if name in ALGORITHMS else contextlib.nullcontext():
-        found = find_function("algo", ALGORITHMS.get(name, name))
+    found = find_function("algo", ALGORITHMS.get(name, name))
     if not hasattr(found, "Settings"):
         raise UserError(f"--algo={name} is no subclass of algorithm.Algorithm")
     for field in dataclasses.fields(found.Settings):

@@ -24,14 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runtime.own_modules import OWN_MODULES
-
-with OWN_MODULES.importing():  # whatever lies beside the user's script
-    from algorithm import Algorithm, Data, Loss
-    from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
-    from losses import MaskedMean, decayed, describe
-    from trainer import Trainer
-    from vtrace import vtrace
+from algorithm import Algorithm, Data, Loss
+from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
+from losses import MaskedMean, decayed, describe
+from trainer import Trainer
+from vtrace import vtrace
 
 
 @dataclass(frozen=True)

@@ -25,24 +25,21 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from runtime.own_modules import OWN_MODULES
-
-with OWN_MODULES.importing():  # whatever lies beside the user's script
-    from algorithm import Data, Loss
-    from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
-    from encoders import NONLINEARITIES, LeafEncoders, in_float32, mlp
-    from envs.flat_spaces import action_leaves, is_bounded, num_columns
-    from losses import MaskedMean
-    from model import ActorCritic
-    from normalizers import expanded_space
-    from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
-    from reducer import FINISHED
-    from replay_feed import ReplayFeed
-    from runtime.fast_linear import make_fast
-    from runtime.inbox import SLOTS
-    from runtime.user_error import UserError
-    from shared_buffers import TAKEN, WITH_WORKER, SharedBuffers, Spec
-    from trainer import Trainer
+from algorithm import Data, Loss
+from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
+from encoders import NONLINEARITIES, LeafEncoders, in_float32, mlp
+from envs.flat_spaces import action_leaves, is_bounded, num_columns
+from losses import MaskedMean
+from model import ActorCritic
+from normalizers import expanded_space
+from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
+from reducer import FINISHED
+from replay_feed import ReplayFeed
+from runtime.fast_linear import make_fast
+from runtime.inbox import SLOTS
+from runtime.user_error import UserError
+from shared_buffers import TAKEN, WITH_WORKER, SharedBuffers, Spec
+from trainer import Trainer
 
 V, P = ROLES = "v", "p"  # the learners of a policy
 POLL_SEC = 0.001  # the learners look at each other's counts so often

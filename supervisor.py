@@ -27,7 +27,6 @@ from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
 from runtime.full_memory import explaining_full_memory
 from runtime.inbox import FINISH, LOAD, SAVE, STOP
-from runtime.own_modules import OWN_MODULES
 from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
 from runtime.progress import describe_finished
@@ -357,7 +356,7 @@ def introduce(system: Supervisor, plan: Plan, given: dict[str, Any], news: str) 
 
 def draw(system: Supervisor) -> None:
     """Draw what a run leaves in its folder: the population, the timeline."""
-    with OWN_MODULES, contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
+    with contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
         if system.population is not None:
             system.population.draw()
         if system.cfg.trace_sec and system.trained_until:

@@ -26,16 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.own_modules import OWN_MODULES
-
-with OWN_MODULES.importing():  # whatever lies beside the user's script
-    from config import tunable
-    from runtime import checkpoint
-    from runtime.files import replacing
-    from runtime.inbox import CONFIGURE, LOAD
-    from runtime.policy import Policy, check_policy
-    from runtime.user_error import ComponentError, UserError, nearest
-    from supervisor import Supervisor
+from config import tunable
+from runtime import checkpoint
+from runtime.files import replacing
+from runtime.inbox import CONFIGURE, LOAD
+from runtime.policy import Policy, check_policy
+from runtime.user_error import ComponentError, UserError, nearest
+from supervisor import Supervisor
 
 # AsynRL's names of encoders (those of Sample Factory 1), and what they are here
 ENCODERS: dict[tuple[str, str], dict[str, Any]] = {

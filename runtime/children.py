@@ -19,7 +19,6 @@ from types import ModuleType
 
 from runtime.container import allow_descriptors
 from runtime.guard import RUN, remove_at_end
-from runtime.own_modules import OWN_MODULES
 from runtime.ranks import take_share_of_cores
 from runtime.stop import SIGNALS
 from runtime.user_error import UserError
@@ -53,11 +52,10 @@ def start_server() -> ForkServerContext:
         remove_at_end(folder)  # where the server listens
         resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
         before, here = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), os.open(".", os.O_RDONLY)
+        os.environ[RUN] = str(os.getpid())  # of all that comes from the server
         try:
             os.chdir(ROOT)  # the server looks for the modules in its folder alone, whatever `sys.path` is here
-            os.environ[RUN] = str(os.getpid())  # of all that comes from the server
-            with OWN_MODULES:
-                forkserver.ensure_running()  # inherits the mask, and so do its children
+            forkserver.ensure_running()  # inherits the mask, and so do its children
         finally:
             del os.environ[RUN]
             os.fchdir(here)
@@ -69,7 +67,7 @@ def start_server() -> ForkServerContext:
 @contextlib.contextmanager
 def hiding_the_script() -> Iterator[None]:
     """Start processes that do not run the user's script once more: what they need of it is sent by value."""
-    with STARTING, OWN_MODULES:
+    with STARTING:
         script = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:

@@ -30,7 +30,6 @@ from runtime.children import hiding_the_script, start_server, wake_server
 from runtime.console import forgive
 from runtime.full_memory import explaining_full_memory
 from runtime.guard import COMPONENT, signal_with_programs
-from runtime.own_modules import OWN_MODULES
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
 from runtime.stop import leave_stopping_to_the_supervisor
@@ -74,8 +73,7 @@ class ReportPipe:
 
     def send(self, report: tuple) -> None:
         """Send a report (by the child)."""
-        with OWN_MODULES:
-            data = pickle.dumps(report)
+        data = pickle.dumps(report)
         data = memoryview(self.SIZE.pack(len(data)) + data)
         while data:
             data = data[os.write(self.writer.fileno(), data):]
@@ -95,8 +93,7 @@ class ReportPipe:
             end = self.SIZE.size + self.SIZE.unpack_from(self.received)[0]
             if len(self.received) < end:
                 break
-            with OWN_MODULES:
-                reports.append(pickle.loads(self.received[self.SIZE.size : end]))
+            reports.append(pickle.loads(self.received[self.SIZE.size : end]))
             del self.received[:end]
         return reports
 
@@ -129,8 +126,7 @@ class Processes:
         self.pipe_of[index] = pipe
         self.pipes[pipe.reader] = index, pipe
         self.spans[component.name] = []
-        with OWN_MODULES:
-            component = component._replace(make=cloudpickle.dumps(component.make))  # it may be of the user's script
+        component = component._replace(make=cloudpickle.dumps(component.make))  # it may be of the user's script
         return self.context.Process(target=run_component, name=component.name,
                                     args=(component, pipe, self.seeds[index], self.trace))
 
@@ -323,8 +319,7 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
     torch.set_num_threads(1)  # cores are shared between processes instead
     torch.manual_seed(seed)
     try:
-        with OWN_MODULES:
-            make, recorder = cloudpickle.loads(component.make), Recorder()
+        make, recorder = cloudpickle.loads(component.make), Recorder()
         with explaining_full_memory(component.name, component.role):
             running = make(*component.args, *([pipe.send] if component.reports else []))
             pulse.attach(running, component.pulse)
@@ -352,7 +347,6 @@ def describe(error: BaseException) -> str:
 
 def enter_child(name: str) -> None:
     """Begin in a child process: nothing that happens to the console or to the group of the supervisor ends it."""
-    OWN_MODULES.enter_child()
     leave_with_parent(name)
     leave_stopping_to_the_supervisor()
     forgive()

@@ -134,7 +134,6 @@ def imports() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in known.items():
         body = ast.parse(path.read_text()).body
-        body += [inner for node in body if isinstance(node, ast.With) for inner in node.body]
         names = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
         for node in body:
             if isinstance(node, ast.ImportFrom):

@@ -112,10 +112,6 @@ class Config:
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes", bounds=POSITIVE)
     set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to one core, the first "
                                             "to the first core, the second to the second, and so on")
-    decorrelate_experience_max_seconds: float = option(
-        0.0, "sampler", "before training play at random for at most so many seconds, so that environments are at "
-        "different moments of their episodes; 0: off; not with Atari and CartPole", bounds=NOT_NEGATIVE)
-    decorrelate_envs_on_one_worker: bool = option(True, "sampler", "spread the environments of one worker too")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory", bounds=POSITIVE)
     env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)", bounds=POSITIVE)
     env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)", bounds=POSITIVE)

@@ -73,7 +73,7 @@ PROFILES: dict[str, dict[str, Any]] = dict.fromkeys(
     ("mujoco", "pettingzoo", "other"), COMMON) | {
     "box2d": COMMON | {"replay_size": 100_000},  # CarRacing has images
     "classic_control": COMMON | {
-        "replay_warmup": 2_048, "replay_size": 100_000, "noise_max": 0.8, "decorrelate_experience_max_seconds": 0.0},
+        "replay_warmup": 2_048, "replay_size": 100_000, "noise_max": 0.8},
 } | dict.fromkeys(("atari", "minigrid", "vizdoom"), COMMON | {"replay_size": 50_000})
 
 

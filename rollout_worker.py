@@ -16,7 +16,6 @@ Invariant: a split is in exactly one place: in requests or their answers, being 
 slots, or for the end of a pause). Read next: `slot_pool.py`.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -25,11 +24,11 @@ import numpy as np
 from config import Config
 from envs.families import make_vector_env
 from envs.reward_shaping import check_shapings, flatten_shaping, unflatten_shaping
-from envs.vector_env import Ahead, Step
+from envs.vector_env import Step
 from pbt import check_mapping, draw_policies, draw_snapshots
 from runtime.by_name import find_function
 from runtime.inbox import PAUSE, RESUME, SLOTS, SPLIT
-from runtime.seeding import AHEAD, ENVIRONMENT, SAMPLER, derive_seed
+from runtime.seeding import ENVIRONMENT, SAMPLER, derive_seed
 from runtime.user_error import EnvironmentFailure
 from shared_buffers import HANDED_IN, IDLE, WITH_WORKER, SharedBuffers
 from slot_pool import SlotPool
@@ -76,9 +75,10 @@ class Split:
         self.episode_return = buffers.agent_return[index].numpy()
         self.episode_length = np.zeros(M, np.int64)  # decisions
         self.last_states = [np.zeros((M, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
-        self.partial = np.zeros(M, bool)  # others have played the beginning of the agent's episode
         replaced = int(buffers.replacements[index // cfg.worker_num_splits])
-        self.latest: Step = self.begin(cfg, buffers.start + replaced * NEW_SEEDS)
+        start = buffers.start + replaced * NEW_SEEDS
+        self.latest: Step = self.env.reset(
+            [derive_seed(cfg.seed, ENVIRONMENT, start, index, i) for i in range(cfg.envs_per_split)])
         self.asked_policies: list[int] = []  # those whose answers are awaited
         self.num_asked = buffers.asked[index : index + 1].numpy()  # requests; and how many each policy has answered:
         self.num_answered = buffers.answered[:, index].numpy()
@@ -87,25 +87,12 @@ class Split:
         """Tell whether something was asked for, and all policies have answered that."""
         return bool(self.asked_policies) and all(self.num_answered[self.asked_policies] == self.num_asked)
 
-    def begin(self, cfg: Config, start: int) -> Step:
-        """Reset the environments, and let them play ahead to different moments of their episodes if so configured."""
-        seeds = [derive_seed(cfg.seed, ENVIRONMENT, start, self.index, i) for i in range(cfg.envs_per_split)]
-        if not (cfg.decorrelate_experience_max_seconds and self.env.plays_ahead):
-            return self.env.reset(seeds)
-        worker = self.index // cfg.worker_num_splits
-        part = self.index + 1 if cfg.decorrelate_envs_on_one_worker else 0
-        rng = np.random.default_rng(derive_seed(cfg.seed, AHEAD, start, worker, part))
-        shares = rng.random(cfg.envs_per_split if cfg.decorrelate_envs_on_one_worker else 1)
-        # a limit of time would give other numbers each time
-        seconds = math.inf if cfg.serial_mode else cfg.decorrelate_experience_max_seconds / cfg.num_envs_per_worker
-        return self.env.reset(seeds, Ahead(np.broadcast_to(shares, cfg.envs_per_split), seconds, rng))
-
     def match_results(self, own: slice) -> list[tuple[int, float]]:
         """Say how the current policies of an environment did against earlier ones in the episode that has ended.
 
         Returns (policy, 1 won, 0.5 drawn or 0 lost) of each; nothing where none of either took part.
         """
-        took_part = self.has_ended[own] & ~self.partial[own]
+        took_part = self.has_ended[own]
         current = took_part & (self.snapshot[own] == CURRENT)
         earlier = took_part & ~current
         if not current.any() or not earlier.any():
@@ -169,7 +156,6 @@ class RolloutWorker:
             if self.shaping:
                 check_shapings(self.shaping, split.env.default_shapings(), split.env.num_envs)
             self.absorb(split, split.latest)
-            split.partial[:] = bool(cfg.decorrelate_experience_max_seconds) and split.env.plays_ahead
         self.waiting = deque(self.splits.values())
 
     def run(self) -> None:
@@ -261,7 +247,7 @@ class RolloutWorker:
     def report_episodes(self, split: Split, over: np.ndarray, objectives: np.ndarray) -> None:
         """Report the true returns and lengths of episodes that ended, but not those of earlier policies."""
         episodes = [(int(split.policy[m]), float(split.episode_return[m]), int(split.episode_length[m]),
-                     float(objectives[m])) for m in np.flatnonzero(over & (split.snapshot == CURRENT) & ~split.partial)
+                     float(objectives[m])) for m in np.flatnonzero(over & (split.snapshot == CURRENT))
                     if split.episode_length[m]]  # else it never acted
         if episodes:
             self.report(("episodes", episodes))
@@ -275,7 +261,7 @@ class RolloutWorker:
             if results := split.match_results(own):
                 self.report(("matches", results))
             self.draw(split, env, own)
-        split.fresh[own], split.has_ended[own], split.partial[own] = True, False, False
+        split.fresh[own], split.has_ended[own] = True, False
         split.episode_return[own] = split.episode_length[own] = 0
 
     def draw(self, split: Split, env: int, own: slice) -> None:

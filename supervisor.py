@@ -70,7 +70,7 @@ class Supervisor:
         ranks.check_settings(run_cfg, store_prefix)
         cfg = self.cfg = ranks.own_settings(run_cfg)
         self.crew = Processes(context) if context else OneProcess()
-        plan = make_plan(cfg, run_cfg, given, store_prefix)
+        plan = make_plan(cfg, run_cfg, store_prefix)
         self.devices, self.models, is_resumed = plan.devices, plan.models, any(plan.states)
         with explaining_full_memory("supervisor", "supervisor"):
             self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
@@ -101,7 +101,7 @@ class Supervisor:
                 self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
                                        sgd_steps=self.versions, since=since)
             self._wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start",
-                             START_SEC + cfg.decorrelate_experience_max_seconds)
+                             START_SEC)
             self._meet("ready")
             if context is not None:
                 self.recovery = Recovery(cfg, self.buffers, self.crew, components, self.sampling, self.records.log)

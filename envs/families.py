@@ -50,15 +50,13 @@ PROFILES: dict[str, dict[str, Any]] = {
         "without_gpu": {"num_envs": 32, "encoder_conv_architecture": "convnet_a3c", "encoder_conv_mlp_layers": (256,)},
     },
     "classic_control": {
-        "train_for_env_steps": 500_000, "num_envs": 32, "decorrelate_experience_max_seconds": 10.0,
-        "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
+        "train_for_env_steps": 500_000, "num_envs": 32, "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },
     "box2d": {
         "train_for_env_steps": 3_000_000, "num_envs": 32, "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     },
     "mujoco": {
-        "num_envs": 32, "decorrelate_experience_max_seconds": 10.0,
-        "encoder_mlp_layers": (256, 256), "nonlinearity": "relu", "initial_stddev": 0.37,
+        "num_envs": 32, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu", "initial_stddev": 0.37,
     },
     "minigrid": {
         "train_for_env_steps": 5_000_000, "num_envs": 32, "encoder_conv_architecture": "convnet_small",
@@ -69,9 +67,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128),
     },
     "pettingzoo": {"num_envs": 32, "encoder_mlp_layers": (128, 128), "rnn_size": 128},
-    "other": {
-        "num_envs": 32, "decorrelate_experience_max_seconds": 10.0, "encoder_mlp_layers": (256, 256), "rnn_size": 128,
-    },
+    "other": {"num_envs": 32, "encoder_mlp_layers": (256, 256), "rnn_size": 128},
 }
 
 # what the C++ implementation of Atari knows of `--env_kwargs`; with others gymnasium's wrappers play
@@ -396,11 +392,10 @@ def atari_env(cfg: Config, spec: EnvSpec, render_mode: str | None, noop_max: int
                                              spaces.Box(0, 255, (*height_width, cfg.env_framestack), np.uint8))
 
 
-def probe(cfg: Config, must_play_ahead: bool = False) -> EnvInfo:
+def probe(cfg: Config) -> EnvInfo:
     """Make, reset and step one environment to learn about it (an action mask may only show in the info of a reset).
 
-    Raises `UserError` when it returns what it must not, and when decorrelated starts were asked for (not only the
-    family's default) and cannot be.
+    Raises `UserError` when it returns what it must not.
     """
     env, seed = make_vector_env(cfg, 1), derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)
     try:
@@ -414,7 +409,4 @@ def probe(cfg: Config, must_play_ahead: bool = False) -> EnvInfo:
         raise
     with naming_failures(cfg.env, seed, 1, "close"):
         env.close()
-    if must_play_ahead and not env.plays_ahead:
-        raise UserError(f"--decorrelate_experience_max_seconds: the environments of {cfg.env} are stepped together, in "
-                        "C++ or NumPy, and cannot begin apart; leave it at 0")
     return describe(env)

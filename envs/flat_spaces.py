@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space, iterate
 
 from runtime.user_error import UserError
 
@@ -219,12 +218,6 @@ def random_row(space: spaces.Space, mask: Any, rng: np.random.Generator) -> list
         elif isinstance(leaf, spaces.MultiBinary):
             numbers.extend(rng.integers(2, size=int(np.prod(leaf.shape))))
     return numbers
-
-
-def random_action(space: spaces.Space, mask: Any, rng: np.random.Generator | None) -> Any:
-    """Draw one action in the form of the environment; without a generator that of an agent that does not act, zeros."""
-    numbers = [0.0] * num_columns(space) if rng is None else random_row(space, mask, rng)
-    return next(iter(iterate(batch_space(space, 1), unflatten_actions(space, np.array([numbers], np.float32)))))
 
 
 def flatten_mask(mask: Any) -> np.ndarray:

@@ -37,8 +37,8 @@ from envs.contract import (
     read_objective,
     read_picture,
 )
-from envs.flat_spaces import ACTION_MASK, flatten_mask, random_action
-from envs.vector_env import AgentKind, Ahead, Step, VectorEnv, play_ahead
+from envs.flat_spaces import ACTION_MASK, flatten_mask
+from envs.vector_env import AgentKind, Step, VectorEnv
 from runtime.seeding import consecutive
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
@@ -120,8 +120,6 @@ def agent_selection(env: Any) -> Any:
 class ParallelVectorEnv(VectorEnv):
     """N parallel environments, stepped one after another."""
 
-    plays_ahead = True
-
     def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False,
                  objective: str = TRUE_OBJECTIVE) -> None:
         self.name, self.num_envs, self._objective = name, num_envs, objective
@@ -151,9 +149,9 @@ class ParallelVectorEnv(VectorEnv):
         self._obs: list[dict[str, np.ndarray]] = []  # the last observation of every agent, by kind
         self.frames_per_sec = (getattr(first, "metadata", None) or {}).get("render_fps") or VectorEnv.frames_per_sec
 
-    def reset(self, seed: int | Sequence[int], ahead: Ahead | None = None) -> Step:
+    def reset(self, seed: int | Sequence[int]) -> Step:
         self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
-        fresh = [self._begin(i, ahead) for i in range(self.num_envs)]
+        fresh = [self._reset(i, self.seeds[i]) for i in range(self.num_envs)]
         for agent, info in itertools.chain.from_iterable(infos.items() for _, infos in fresh):
             if ACTION_MASK in (info or {}) and agent in self._number:
                 kind = self.kinds[self.kind_of_agent[self._number[agent]]]
@@ -185,27 +183,6 @@ class ParallelVectorEnv(VectorEnv):
             with self._naming("step", i):
                 results.append(env.step(chosen))
         return self._join(results, was_reset)
-
-    def _begin(self, i: int, ahead: Ahead | None) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Reset an environment with its seed, and play ahead in it: until the first agent leaves."""
-        if ahead is None:
-            return self._reset(i, self.seeds[i])
-        seeds, env = iter([self.seeds[i]]), self._envs[i]
-
-        def advance(shown: tuple[dict, dict]) -> tuple[tuple[dict, dict], bool]:
-            obs, infos = shown
-            actions, selected = {}, agent_selection(env)
-            for agent in getattr(env, "agents", None) or obs:
-                space, info = agent_space(env, "action_space", agent), infos.get(agent) or {}
-                in_obs = obs[agent].get(ACTION_MASK) if isinstance(obs.get(agent), dict) else None
-                mask = info.get(ACTION_MASK, in_obs)
-                rng = ahead.rng if agent in obs and acts(agent, info, mask, selected) else None
-                actions[agent] = random_action(space, mask, rng)
-            with self._naming("step", i):
-                obs, _, terminated, truncated, infos = env.step(actions)
-            return (obs, infos), any(terminated.values()) or any(truncated.values()) or not obs
-
-        return play_ahead(lambda: self._reset(i, next(seeds, None)), advance, ahead.shares[i], ahead.max_seconds)
 
     def _reset(self, i: int, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         with self._naming("reset", i):

@@ -10,7 +10,6 @@ episode's true final one; when no agent of an environment is left, the following
 the first observations of the next episode.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -39,7 +38,6 @@ from envs.flat_spaces import (
     mask_size,
     num_options,
     obs_leaves,
-    random_action,
     unflatten_actions,
 )
 from runtime.seeding import consecutive
@@ -59,44 +57,6 @@ class Step(NamedTuple):
     active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
     was_reset: np.ndarray  # [N] bool: this step only reset the environment
     objectives: np.ndarray  # [M] float: what the info tells as --pbt_target_objective; nan where it does not
-
-
-MAX_STEPS_AHEAD = 100_000  # of an episode that does not end
-
-
-class Ahead(NamedTuple):
-    """How far environments play at random before their first episode is shown (`play_ahead`)."""
-
-    shares: np.ndarray  # [N], of an episode
-    max_seconds: float  # for each environment
-    rng: np.random.Generator
-
-
-def play_ahead(begin: Callable[[], Any], advance: Callable[[Any], tuple[Any, bool]], share: float,
-               max_seconds: float) -> Any:
-    """Play an episode at random to its end, then a share of the next one; return where the environment is then.
-
-    Environments whose episodes are equally long, and that begin together, stay in step for ever: a dataset would hold
-    one part of the episodes only, and the next one another. (Sample Factory plays a multiple of the rollout instead.)
-
-    Args:
-        begin: resets the environment, returns what it shows.
-        advance: takes what the environment shows and steps it at random; returns what it shows then, and whether the
-            episode is over.
-        share: in [0, 1). Where the second episode ends too early, it begins anew.
-        max_seconds: the first episode is cut off after half of it.
-    """
-    shown, over, length = begin(), False, 0
-    until = time.monotonic() + max_seconds / 2
-    while not over and time.monotonic() < until and length < MAX_STEPS_AHEAD:
-        shown, over = advance(shown)
-        length += 1
-    shown = begin()
-    for _ in range(int(share * length)):
-        shown, over = advance(shown)
-        if over:
-            return begin()
-    return shown
 
 
 class AgentKind:
@@ -208,17 +168,14 @@ class VectorEnv:
     kinds: list[AgentKind]
     name: str
     max_reward = LARGEST  # in absolute value
-    plays_ahead = False  # `reset` can do so
     frames_per_sec = 30.0  # how many simulator frames a person would see
     seeds: Sequence[int] = ()  # of the last reset, [N]
     num_steps = 0
 
-    def reset(self, seed: int | Sequence[int], ahead: Ahead | None = None) -> Step:
+    def reset(self, seed: int | Sequence[int]) -> Step:
         """Begin new episodes everywhere. May add a mask to an `obs_space`.
 
         seed: one for each environment, [N], or a number: environment i is seeded with seed + i.
-        ahead: play so far at random first, where `plays_ahead`: not where environments are stepped together, in C++ or
-            NumPy (Atari, CartPole).
         """
         raise NotImplementedError
 
@@ -290,12 +247,9 @@ class GymVectorEnv(VectorEnv):
         self.kind = AgentKind(name, env.single_observation_space, env.single_action_space, np.arange(env.num_envs),
                               squash_actions=squash_actions)
         self.kinds = [self.kind]
-        self.plays_ahead = hasattr(env, "envs")
 
-    def reset(self, seed: int | Sequence[int], ahead: Ahead | None = None) -> Step:
+    def reset(self, seed: int | Sequence[int]) -> Step:
         self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
-        for i, guard in enumerate(getattr(self._env, "envs", ())):
-            guard.ahead = ahead and ahead._replace(shares=ahead.shares[i])
         try:
             obs, info = self._env.reset(seed=self.seeds)
         except Exception as error:  # noqa: BLE001  whatever it is
@@ -374,7 +328,6 @@ class Guard(gym.Wrapper):
         super().__init__(env)
         self._objective = objective
         self._name, self._first_seed, self._num_steps = name, None, 0
-        self.ahead: Ahead | None = None  # to be played in the next reset
         self.shown: list[Any] = []  # the last observation, if there was one
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -382,21 +335,7 @@ class Guard(gym.Wrapper):
             self._first_seed, self._num_steps = seed, 0
         else:
             self._num_steps += 1
-        if (ahead := self.ahead) is None:
-            return self._call("reset", pair, seed=seed, options=options)
-        self.ahead = None
-        seeds = iter([seed])
-        return play_ahead(lambda: self.reset(seed=next(seeds, None)), lambda shown: self._play(shown, ahead.rng),
-                          ahead.shares, ahead.max_seconds)
-
-    def _play(self, shown: tuple[Any, dict[str, Any]], rng: np.random.Generator) -> tuple[tuple, bool]:
-        """Step with a random action that is allowed; return observation and info, and whether the episode is over."""
-        obs, info = shown
-        in_obs = obs.get(ACTION_MASK) if isinstance(obs, dict) else None
-        with naming_failures(self._name, self._first_seed, self._num_steps, "step"):
-            action = random_action(self.action_space, info.get(ACTION_MASK, in_obs), rng)
-        obs, _, terminated, truncated, info = self.step(action)
-        return (obs, info), terminated or truncated
+        return self._call("reset", pair, seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._num_steps += 1

@@ -69,19 +69,18 @@ class Plan(NamedTuple):
         return "\n".join([*lines, *([f"no checkpoint of policy {', '.join(anew)}: it begins anew"] if anew else [])])
 
 
-def make_plan(cfg: Config, run_cfg: Config, given: dict[str, Any], store_prefix: str) -> Plan:
+def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
     """Find out what a run is made of. Raises `UserError` for what is impossible.
 
     Args:
         cfg: the settings of this rank. run_cfg: those of the run, in whose folder the checkpoints are.
-        given: those that the user has given. store_prefix: where the ranks find each other.
+        store_prefix: where the ranks find each other.
     """
     devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
     available = available_memory(store_prefix)
     check_processes(cfg, available)
-    must_play_ahead = given.get("decorrelate_experience_max_seconds", 0) > 0
-    info = probe(cfg, must_play_ahead) if cfg.serial_mode else call_apart(
-        f"--env={cfg.env}", cfg.stall_timeout_sec + START_SEC, probe, cfg, must_play_ahead)
+    info = probe(cfg) if cfg.serial_mode else call_apart(
+        f"--env={cfg.env}", cfg.stall_timeout_sec + START_SEC, probe, cfg)
     if cfg.self_play_past_fraction and len(info.agents) < 2:
         raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
                         "agent")

@@ -57,7 +57,7 @@ class Recovery:
         self.cfg, self.buffers, self.crew, self.components, self.log = cfg, buffers, crew, components, log
         self.sampling = sampling
         self.watch = Watch([component.make.SPANS for component in components], cfg.stall_timeout_sec,
-                           cfg.env_timeout_sec, START_SEC + cfg.decorrelate_experience_max_seconds)
+                           cfg.env_timeout_sec, START_SEC)
         self.last_look = time.monotonic()
         # those within the window, and when they were; the time in which something hung does not count
         self.failures: collections.deque[tuple[float, Failure]] = collections.deque()

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 # what a generator is for
-ENVIRONMENT, AHEAD, SAMPLER, PROCESS, NETWORK, SHUFFLE, POPULATION, MAPPING, EVALUATION, REPLAY = range(10)
+ENVIRONMENT = 0  # 1 was another generator once: the numbers of seeds stay
+SAMPLER, PROCESS, NETWORK, SHUFFLE, POPULATION, MAPPING, EVALUATION, REPLAY = range(2, 10)
 MAX_SEED = 2**32 - 1  # one word of a SeedSequence; more would shift the parts of a key
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from envs import families
 from tools.pretend_gpu import PretendGPU
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests everywhere, before a GPU is looked for
@@ -20,15 +19,6 @@ def the_pretended_gpu_is_known() -> None:
     """Make the device known before the first backward pass in this process, with which PyTorch counts its devices."""
     with PretendGPU():
         pass
-
-
-@pytest.fixture(autouse=True, scope="session")
-def episodes_from_their_beginning() -> Iterator[None]:
-    """Let environments begin where they are reset: most tests follow every step from there on."""
-    with pytest.MonkeyPatch.context() as patch:
-        for profile in families.PROFILES.values():
-            patch.delitem(profile, "decorrelate_experience_max_seconds", raising=False)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,7 +19,7 @@ LINKED = [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "envs", "exampl
 NOT_RUN = ("python3 -m venv", "pip install", "-m pytest", "source .venv/bin/activate")
 
 SIZES = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
-         "num_epochs": 1, "decorrelate_experience_max_seconds": 0}
+         "num_epochs": 1}
 GOAL = 200  # env_steps of a run
 FLAGS = " ".join(f"--{name} {value}" for name, value in (SIZES | {"train_for_env_steps": GOAL}).items())
 LONGER = f"--train_for_env_steps {2 * GOAL}"

@@ -24,7 +24,7 @@ class Mine(AsyncPPO):
 
 def make(name, env="CartPole-v1", **settings):
     return APPO(env, experiment=name, num_workers=1, num_envs_per_worker=8, rollout=16, batch_size=128,
-                encoder_mlp_layers=(8,), decorrelate_experience_max_seconds=0, **settings)
+                encoder_mlp_layers=(8,), **settings)
 
 def processes_of(*systems):
     return [process for system in systems for process in system.crew.processes if process.is_alive()]

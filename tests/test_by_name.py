@@ -103,7 +103,7 @@ def test_a_run_of_a_local_class_is_resumed_from_python_only(tmp_path: Path, caps
 
     settings: dict[str, Any] = {
         "train_dir": str(tmp_path), "serial_mode": True, "num_workers": 1, "num_envs_per_worker": 4, "rollout": 16,
-        "batch_size": 64, "decorrelate_experience_max_seconds": 0, "num_batches_per_epoch": 1}
+        "batch_size": 64, "num_batches_per_epoch": 1}
     for total in (300, 600):
         with APPO(Local, **settings) as appo:
             appo.train(300)

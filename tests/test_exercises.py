@@ -12,7 +12,7 @@ from train import main as train
 
 FOLDER = Path(check.__file__).parent
 QUICK = ["--serial_mode", "--train_for_env_steps=200", "--num_workers=1", "--num_envs_per_worker=4", "--rollout=8",
-         "--batch_size=32", "--num_batches_per_epoch=1", "--num_epochs=1", "--decorrelate_experience_max_seconds=0"]
+         "--batch_size=32", "--num_batches_per_epoch=1", "--num_epochs=1"]
 
 # (exercise, what of its solution is replaced, by what, what the check says then)
 MISTAKES = [

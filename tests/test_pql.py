@@ -168,8 +168,7 @@ def test_both_ratios_are_exact_and_the_second_replay_holds_observations_alone(tm
 
 
 def test_the_ratios_are_held_between_processes(tmp_path: Path) -> None:
-    with PQL("Pendulum-v1", train_dir=str(tmp_path), policy_ratio=0.25, decorrelate_experience_max_seconds=0.0,
-             **SMALL) as system:
+    with PQL("Pendulum-v1", train_dir=str(tmp_path), policy_ratio=0.25, **SMALL) as system:
         system.train(800)
         system.save()
         of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
@@ -237,7 +236,7 @@ def test_a_population_of_two_learners_each(tmp_path: Path) -> None:
 def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_both_learners(tmp_path: Path) -> None:
     flags = ["--env", "Pendulum-v1", "--algo", "PQL", "--train_dir", str(tmp_path), "--experiment", "run",
              "--eval_every_env_steps", "500", "--report_interval_sec", "0.2", "--rollout", "8", "--batch_size", "32",
-             "--replay_ratio", "8", "--replay_warmup", "256", "--decorrelate_experience_max_seconds", "0"]
+             "--replay_ratio", "8", "--replay_warmup", "256"]
     for goal in (500, 1000):
         assert train([*flags, "--train_for_env_steps", str(goal)]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -27,7 +27,7 @@ from trainer import Trainer
 SMALL: dict[str, Any] = {
     "serial_mode": True, "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32,
     "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (16,), "encoder_conv_mlp_layers": (16,),
-    "rnn_size": 16, "precision": "float32", "decorrelate_experience_max_seconds": 0.0}
+    "rnn_size": 16, "precision": "float32"}
 REPLAY: dict[str, Any] = {"num_epochs": 1, "num_batches_per_epoch": 2, "replay_warmup": 128, "replay_ratio": 4.0,
                           "replay_size": 1000}
 

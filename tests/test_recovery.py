@@ -163,7 +163,7 @@ class Hangs(CartPoleEnv):
         return super().step(action)
 ''')
     outcome = run_train(tmp_path, *SMALL[1:], "--env=hanging:Hangs", "--env_timeout_sec=1", "--max_restarts=2",
-                        "--restart_window_sec=1.5", "--decorrelate_experience_max_seconds=0")
+                        "--restart_window_sec=1.5")
     assert (outcome.status, outcome.err) == (1, "train.py: rollout_worker_0 hangs: no sign of life for 1 s, in 'step' "
                                              "(--env_timeout_sec)\n")
 

@@ -21,7 +21,7 @@ from supervisor import Supervisor
 
 SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 64,
                          "num_batches_per_epoch": 1, "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu",
-                         "decorrelate_experience_max_seconds": 0.0, "stall_timeout_sec": 1.0, "max_restarts": 1}
+                         "stall_timeout_sec": 1.0, "max_restarts": 1}
 
 
 def hit(component: Any, inbox: Inbox, *, call: int) -> None:

@@ -152,8 +152,7 @@ def count_on_gpu(cfg: Config) -> Counted:
 def small_settings(cfg: Config, trajectories: int, num_epochs: int) -> dict[str, Any]:
     """Return the settings of a system of a few environments; a dataset is a minibatch of so many trajectories."""
     return {"num_workers": max(2, 4 // cfg.worker_num_splits), "num_envs_per_worker": cfg.worker_num_splits,
-            "num_epochs": num_epochs, "batch_size": trajectories * cfg.rollout, "num_batches_per_epoch": 1,
-            "decorrelate_experience_max_seconds": 0.0}
+            "num_epochs": num_epochs, "batch_size": trajectories * cfg.rollout, "num_batches_per_epoch": 1}
 
 
 def run_on_gpu(cfg: Config, samples: dict[str, torch.Tensor], trajectories: int, num_epochs: int) -> dict[str, Any]:

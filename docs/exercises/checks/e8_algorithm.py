@@ -79,7 +79,7 @@ def learn(kind: type[Algorithm]) -> float:
     """Train on CartPole in this process, always with the same numbers; return the mean return of 100 episodes."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), Trainer(
             "CartPole-v1", algo=kind, serial_mode=True, seed=8, train_dir=folder, num_workers=1, num_envs_per_worker=16,
-            device="cpu", decorrelate_experience_max_seconds=0, save_every_sec=10_000) as system:
+            device="cpu", save_every_sec=10_000) as system:
         return system.train(ENV_STEPS)["mean_return"]
 
 

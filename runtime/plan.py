@@ -4,7 +4,8 @@ Also how a resumed run gets back what its checkpoints hold. Used by `supervisor.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from envs.vector_env import EnvInfo
 from pbt import assign_kinds
 from runtime import checkpoint, ranks
 from runtime.acceleration import check_options
-from runtime.apart import call_apart
+from runtime.children import start_server
+from runtime.crew import Component, Processes
 from runtime.device_memory import DeviceMemory, plan_device_memory
 from runtime.machine import body_dtype, choose_cores, choose_device
 from runtime.memory import (
@@ -34,7 +36,7 @@ from runtime.pulse import START_SEC
 from runtime.run_folder import ANOTHER, changes
 from runtime.seeding import NETWORK, derive_seed
 from runtime.training_state import check_optimizer, restore_weights
-from runtime.user_error import UserError
+from runtime.user_error import ComponentError, UserError
 from shared_buffers import SharedBuffers, check_num_slots
 
 DAMAGED = ".damaged"
@@ -79,8 +81,7 @@ def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
     devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
     available = available_memory(store_prefix)
     check_processes(cfg, available)
-    info = probe(cfg) if cfg.serial_mode else call_apart(
-        f"--env={cfg.env}", cfg.stall_timeout_sec + START_SEC, probe, cfg)
+    info = probe(cfg) if cfg.serial_mode else probe_in_child(cfg)
     if cfg.self_play_past_fraction and len(info.agents) < 2:
         raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
                         "agent")
@@ -100,6 +101,36 @@ def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
     on_devices = plan_device_memory(cfg, info, kinds, models, devices)
     return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states, damaged,
                 on_devices)
+
+
+class Probe:
+    """Makes an environment once, to learn its spaces; lives in a child process, which it may crash or freeze."""
+
+    SPANS = ()
+
+    def __init__(self, cfg: Config, report: Callable[[tuple], None]) -> None:
+        report(("info", probe(cfg)))
+
+    def run(self) -> None:
+        """Do no more."""
+
+
+def probe_in_child(cfg: Config) -> EnvInfo:
+    """Return what a `Probe` reports. Raises `UserError` as that does, `ComponentError` when it fails, dies or hangs."""
+    reports: list[tuple] = []
+    seconds, crew = cfg.stall_timeout_sec + START_SEC, Processes(start_server())
+    component = Component(f"probe of {cfg.env}", Probe, (cfg,), "probe", 0, None, torch.zeros(3, dtype=torch.int64))
+    deadline = time.monotonic() + seconds
+    try:
+        crew.start([component], reports.append, cfg.seed, 0, trace=False)
+        while not reports and time.monotonic() < deadline:
+            crew.advance(reports.append)
+    finally:
+        crew.kill()
+    kind, *content = reports[0] if reports else ("died", 0, f"{component.name} hangs: more than {seconds:.0f} s", "")
+    if kind == "died":
+        raise ComponentError(content[2] or content[1])
+    return content[0]
 
 
 def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any], action_space: Any

@@ -262,16 +262,6 @@ class MakingHangs(Steady):
         time.sleep(1000)
 
 
-class SpaceOfThisProcess(Steady):
-    """Has a space that no other process can be told of."""
-
-    class Own(spaces.Box):
-        def __reduce__(self) -> Any:
-            raise TypeError("it stays here")
-
-    action_space = Own(-1, 1, (2,), np.float32)
-
-
 class StepExits(Steady):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         sys.exit(0)

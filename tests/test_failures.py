@@ -1,7 +1,6 @@
 """What goes wrong in an environment stops the run and says which environment, which seed and which step it was."""
 
 import json
-import math
 import multiprocessing
 import signal
 import sys
@@ -19,9 +18,9 @@ from parts import learners
 import train
 from appo import APPO
 from config import make_config
-from envs.families import make_vector_env, probe
+from envs.families import make_vector_env
 from envs.vector_env import EnvironmentFailure, VectorEnv
-from runtime.apart import call_apart
+from runtime import plan
 from runtime.user_error import ComponentError, UserError
 
 SMALL: dict[str, Any] = {
@@ -144,8 +143,8 @@ ALONE = ("MakingLeaves", "MakingCrashes")  # would end the tests, too
 @pytest.mark.parametrize(("name", "line"), [
     ("MakingRaises", "--env=failing_envs:MakingRaises cannot be made: KeyError: 'no such level'"),
     ("MakingExits", "--env=failing_envs:MakingExits cannot be made: SystemExit: no licence"),
-    ("MakingLeaves", "--env=failing_envs:MakingLeaves left with status 3"),
-    ("MakingCrashes", "--env=failing_envs:MakingCrashes was killed by SIGSEGV"),
+    ("MakingLeaves", "probe of failing_envs:MakingLeaves left with status 3"),
+    ("MakingCrashes", "probe of failing_envs:MakingCrashes was killed by SIGSEGV"),
     ("NoInfos", "step 0: reset() returned array([0., 0.], dtype=float32); it must return 2 values: observation, info"),
     ("StepExits", "step 1: step() raised SystemExit: 0"),
     ("StepStops", "step 1: step() raised StopIteration: "),
@@ -163,17 +162,11 @@ def test_whatever_an_environment_does_is_told_in_one_line(
         assert 'failing_envs.py", line' in error
 
 
-def test_what_is_called_apart_may_hang_or_have_something_that_cannot_be_sent() -> None:
-    cfg = make_config({"env": "failing_envs:MakingHangs"})
-    with pytest.raises(ComponentError, match=r"^it hangs: it takes more than 1 s$"):
-        call_apart("it", 1.0, probe, cfg)
-    cfg = make_config({"env": "failing_envs:SpaceOfThisProcess"})
-    with pytest.raises(UserError, match=r"^it: its spaces cannot be sent to other processes: TypeError: it stays"):
-        call_apart("it", 30.0, probe, cfg)
-    for seconds in (30.0, 1e300, math.inf):
-        assert call_apart("it", seconds, divmod, 7, 2) == (3, 1)
-    with pytest.raises(ComponentError, match=r"^it failed: ZeroDivisionError: "):
-        call_apart("it", 30.0, divmod, 7, 0)
+def test_an_environment_may_hang_while_it_is_made_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "START_SEC", 0.5)
+    with pytest.raises(ComponentError, match=r"^probe of failing_envs:MakingHangs hangs: more than 1 s$"):
+        plan.probe_in_child(make_config({"env": "failing_envs:MakingHangs", "stall_timeout_sec": 0.5}))
+    assert not multiprocessing.active_children()
 
 
 # ---- packages that are missing ---------------------------------------------------------------------------------------

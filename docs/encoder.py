@@ -4,19 +4,25 @@ The Nature CNN in bfloat16 on one core: us per image of acting (16 images) and o
 per image of gathering 16 rows of trajectories. Quoted in `docs/performance.md`, `encoders.py` and `envs/families.py`.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
 from config import make_config
 from encoders import NONLINEARITIES, FastELU, ImageEncoder
 from runtime.crew import keep_freed_memory
-from tools.components import time_of
 
 SECONDS = 2.0
+
+
+def time_of(function: Callable[[], object]) -> float:
+    """Return the seconds that one call takes, the median of many."""
+    return Timer("function()", globals={"function": function}).blocked_autorange(min_run_time=SECONDS).median
 
 
 def make_encoder(activation: type[nn.Module], shape: tuple[int, int, int]) -> ImageEncoder:
@@ -46,16 +52,16 @@ def main() -> None:
             images = torch.randn(264, *shape).bfloat16()
             learning, acting = make_encoder(activation, shape), make_encoder(activation, shape).bfloat16()
             with torch.inference_mode():
-                act_sec = time_of(partial(acting, images[:16]), SECONDS) / 16
-            train_sec = time_of(partial(train, learning, images), SECONDS) / len(images)
+                act_sec = time_of(partial(acting, images[:16])) / 16
+            train_sec = time_of(partial(train, learning, images)) / len(images)
             layout = "HxWxC" if shape[-1] == 4 else "CxHxW"
             print(f"{activation.__name__ + ', ' + layout:28}{act_sec * 1e6:8.1f}{train_sec * 1e6:10.1f}")
     planes, images = np.zeros((16, 4, 84 * 84), np.uint8).swapaxes(0, 1), np.empty((16, 84 * 84, 4), np.uint8)
-    print(f"{'CxHxW -> HxWxC':28}{time_of(lambda: cv2.merge(tuple(planes), images), SECONDS) / 16 * 1e6:8.1f}")
+    print(f"{'CxHxW -> HxWxC':28}{time_of(lambda: cv2.merge(tuple(planes), images)) / 16 * 1e6:8.1f}")
     rows = torch.zeros(2000, 84, 84, 4, dtype=torch.uint8).share_memory_()
     index = torch.arange(16) * 33
     for name, gather in (("rows[index]", lambda: rows[index]), ("index_select", lambda: rows.index_select(0, index))):
-        print(f"{name:28}{time_of(gather, SECONDS) / 16 * 1e6:8.1f}")
+        print(f"{name:28}{time_of(gather) / 16 * 1e6:8.1f}")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from config import make_config
+from docs.encoder import time_of
 from model import RecurrentCore
-from tools.components import time_of
-
-SECONDS = 1.0  # of each measurement
 
 
 def loop(core: RecurrentCore, features: Tensor, state: Tensor, new_episode: Tensor) -> Tensor:
@@ -72,7 +70,7 @@ def main() -> None:
             args = (core, torch.randn(batch, length, units), torch.randn(batch, units), new_episode)
             for way in (loop, packed):
                 torch.testing.assert_close(way(*args), pieces(*args), rtol=0, atol=1e-5)
-            times = [time_of(partial(pass_through, way, *args), SECONDS) for way in (pieces, loop, packed)]
+            times = [time_of(partial(pass_through, way, *args)) for way in (pieces, loop, packed)]
             print(f"{batch:4} x {length:2} {units:9} {share:12.0%} " + "".join(f"{1000 * sec:9.1f}" for sec in times))
 
 

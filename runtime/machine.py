@@ -2,8 +2,7 @@
 
 The profiles were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
 machine: workers, environments, splits, threads, trajectories and batches. What was given stays as it is. Only the
-figures for two cores without a GPU are measured (`docs/performance.md`), all others predicted (`benchmark.py predict`,
-`docs/gpu.md`).
+figures for two cores without a GPU are measured (`docs/performance.md`), all others are guesses.
 """
 
 import math
@@ -22,7 +21,7 @@ from runtime.user_error import UserError
 MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
 ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large; fewer where a profile has fewer
 MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would depend on the bootstrap value
-CORES_PER_POLICY_WORKER = {False: 8, True: 32}  # with a GPU (True): a second one on 16 costs 6 % (predicted)
+CORES_PER_POLICY_WORKER = {False: 8, True: 32}  # with a GPU (True): a guess: nobody measured it
 NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
 
 

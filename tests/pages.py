@@ -71,7 +71,7 @@ SHORTER = [
     (r"^python -m tools\.(plot|export) .*$", r"\g<0>"),
     (r"^(python -m docs\.experiments\.synchronous) --seconds 20$", r"\1 --seconds 0.1 --num_envs 4"),
     (r"^python -m (docs\.experiments\.\w+) --seconds \S+$", r"python short.py \1 --seconds 0.1"),
-    (r"^python -m docs\.experiments\.(launches|weight_once|kill)$", r"\g<0>"),
+    (r"^python -m docs\.experiments\.(weight_once|kill)$", r"\g<0>"),
     (r"^python -m (docs\.experiments\.\w+)$", r"python short.py \1"),
     (r"^tensorboard .*$", r"\g<0> --inspect"),  # lists what it would show, and ends
     (r"^python -m (examples\.\w+)$", r"python short.py \1"),

@@ -62,7 +62,7 @@ def test_a_command_works_and_prints_what_the_page_shows(folder: Path, command: s
 
 def test_every_output_belongs_to_a_command_that_is_run() -> None:
     assert outputs(PAGE).keys() <= set(commands(PAGE))
-    assert sum(exact for _, exact in outputs(PAGE).values()) >= 2
+    assert any(exact for _, exact in outputs(PAGE).values())
 
 
 # ---- excerpts --------------------------------------------------------------------------------------------------------

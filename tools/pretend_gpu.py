@@ -20,7 +20,7 @@ A `non_blocking` copy down arrives at the next wait and not before, and until th
 is. Memory is counted too. What is not seen: whatever kernels do by themselves. Values are those of the CPU, and nothing
 is faster.
 
-Used by the tests and by `predict.py`.
+Used by the tests.
 """
 
 import contextlib

@@ -25,7 +25,6 @@ from runtime.commands import Commands, Sampling
 from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
-from runtime.full_memory import explaining_full_memory
 from runtime.inbox import FINISH, LOAD, SAVE, STOP
 from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
@@ -72,8 +71,7 @@ class Supervisor:
         self.crew = Processes(context) if context else OneProcess()
         plan = make_plan(cfg, run_cfg, store_prefix)
         self.devices, self.models, is_resumed = plan.devices, plan.models, any(plan.states)
-        with explaining_full_memory("supervisor", "supervisor"):
-            self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
+        self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
         self.buffers.store_prefix = store_prefix
         self.commands = Commands(self.buffers)
         self.sampling, self.refused = Sampling(self.buffers), ""  # why parameters could not be taken over

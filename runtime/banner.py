@@ -30,7 +30,7 @@ def announce(log: Callable[..., None], cfg: Config, plan: Plan, trajectory_bytes
 def describe_run(cfg: Config, plan: Plan, given: Mapping[str, Any] | None) -> list[str]:
     """Describe a run in six lines of at most `WIDTH` characters, but for the second one.
 
-    That is longer where the name of the folder is long, and on a GPU.
+    That is longer where the name of the folder is long.
     """
     info, machine = plan.info, this_machine(cfg.device)
     agents = f", {len(info.agents)} agents" if len(info.agents) > 1 else ""
@@ -38,8 +38,8 @@ def describe_run(cfg: Config, plan: Plan, given: Mapping[str, Any] | None) -> li
     mode = ", serial" if cfg.serial_mode else "" if cfg.async_rl else ", synchronous"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = [textwrap.shorten(f"{cfg.env}{agents}: {obs_and_actions}, {cfg.algo}{mode}", WIDTH, placeholder=" ..."),
-             f"{machine}, about {plan.num_bytes / 2**30:.1f} of {memory / 2**30:.0f} GiB"
-             f"{describe_device_memory(plan)}; records in {cfg.run_dir}"]
+             f"{machine}, about {plan.num_bytes / 2**30:.1f} of {memory / 2**30:.0f} GiB; "
+             f"records in {cfg.run_dir}"]
     rows = [("sampling", describe_sampling(cfg)), ("acting", describe_acting(cfg, plan)),
             ("learning", describe_learning(cfg, plan)), ("network", describe_network(cfg, plan))]
     why = reasons(cfg, plan, given) if given is not None else {}
@@ -57,21 +57,11 @@ def describe_details(cfg: Config, plan: Plan, trajectory_bytes: int) -> list[str
         names = [name for name, of in zip(plan.info.agents, plan.info.kind_of_agent, strict=True) if of == kind]
         lines.append(f"{', '.join(names)}: {describe_kind(plan, kind)}")
     lines.append(f"trajectories of {cfg.rollout} steps, {trajectory_bytes / 1e6:.1f} MB of shared memory")
-    lines += [memory.describe() for memory in plan.device_memory]
     if plan.replay_bytes:
         each = " for each policy" if cfg.num_policies > 1 else ""
         lines.append(f"replay of {cfg.replay_size:,} transitions{each}, {plan.replay_bytes:,} bytes; after the first "
                      f"{cfg.replay_warmup:,}, {cfg.replay_ratio:g} are trained on for each one sampled")
     return lines
-
-
-def describe_device_memory(plan: Plan) -> str:
-    """Tell how much of a GPU a run takes: of several ones, of that which is fullest."""
-    if not plan.device_memory:
-        return ""
-    fullest = max(plan.device_memory, key=lambda memory: memory.num_bytes / memory.available)
-    others = len(plan.device_memory) - 1
-    return f", {fullest}" + (f" and less on {count(others, 'other')}" if others else "")
 
 
 def describe_sampling(cfg: Config) -> str:

@@ -28,7 +28,6 @@ import torch
 from runtime import pulse
 from runtime.children import hiding_the_script, start_server, wake_server
 from runtime.console import forgive
-from runtime.full_memory import explaining_full_memory
 from runtime.guard import COMPONENT, signal_with_programs
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
@@ -219,8 +218,7 @@ class OneProcess:
     """Every component in this process, without threads, in a fixed order: slow, but a debugger can step through it."""
 
     def __init__(self) -> None:
-        self.cast: list[Component] = []
-        self.components: list[Any] = []  # what was made of it
+        self.components: list[Any] = []  # that were made
         self.processes: list[Any] = []  # there is none
         self.spans: dict[str, Iterable[Span]] = {}
 
@@ -228,10 +226,8 @@ class OneProcess:
         """Make each component; trace: record what it does."""
         torch.set_num_threads(1)  # as in every process of the other modes
         torch.manual_seed(derive_seed(seed, PROCESS, start))
-        self.cast = list(components)
         for component in components:
-            with explaining_full_memory(component.name, component.role):
-                made = component.make(*component.args, *([report] if component.reports else []))
+            made = component.make(*component.args, *([report] if component.reports else []))
             self.components.append(made)
             report(("ready", len(self.components) - 1))
             if trace:
@@ -241,9 +237,8 @@ class OneProcess:
 
     def advance(self, report: Report) -> None:
         """Give each component one turn; they report by themselves."""
-        for component, made in zip(self.cast, self.components, strict=True):
-            with explaining_full_memory(component.name, component.role):
-                made.turn()
+        for component in self.components:
+            component.turn()
 
     def whole(self, role: str) -> set[int]:
         """Return none: what has failed here is the whole program."""
@@ -320,13 +315,12 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
     torch.manual_seed(seed)
     try:
         make, recorder = cloudpickle.loads(component.make), Recorder()
-        with explaining_full_memory(component.name, component.role):
-            running = make(*component.args, *([pipe.send] if component.reports else []))
-            pulse.attach(running, component.pulse)
-            if trace:
-                recorder.attach(running)
-            pipe.send(("ready",))
-            running.run()
+        running = make(*component.args, *([pipe.send] if component.reports else []))
+        pulse.attach(running, component.pulse)
+        if trace:
+            recorder.attach(running)
+        pipe.send(("ready",))
+        running.run()
         if trace:
             pipe.send(("spans", component.name, list(recorder.spans)))
     except BaseException as error:  # noqa: BLE001  whatever it is, the supervisor must hear of it

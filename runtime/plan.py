@@ -5,7 +5,7 @@ Also how a resumed run gets back what its checkpoints hold. Used by `supervisor.
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from runtime import checkpoint, ranks
 from runtime.acceleration import check_options
 from runtime.children import start_server
 from runtime.crew import Component, Processes
-from runtime.device_memory import DeviceMemory, plan_device_memory
 from runtime.machine import body_dtype, choose_cores, choose_device
 from runtime.memory import (
     available_memory,
@@ -56,7 +55,6 @@ class Plan(NamedTuple):
     paths: list[Path | None]  # the checkpoint with which a resumed run goes on
     states: list[dict[str, Any] | None]  # what that holds
     damaged: list[list[Path]]  # newer checkpoints, which cannot be read
-    device_memory: Sequence[DeviceMemory] = ()  # of each GPU
 
     @property
     def places(self) -> list[dict[str, Any]]:
@@ -98,9 +96,7 @@ def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
     replays = replay_bytes(cfg, info, kinds, models)
     check_memory(cfg, needed, available, replays)
     check_shared_memory(cfg, info, kinds, models, devices, available_shared_memory(store_prefix))
-    on_devices = plan_device_memory(cfg, info, kinds, models, devices)
-    return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states, damaged,
-                on_devices)
+    return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states, damaged)
 
 
 class Probe:

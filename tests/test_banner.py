@@ -11,7 +11,6 @@ from config import Config, algorithm_class, make_config
 from envs.families import profile
 from envs.vector_env import EnvInfo
 from runtime.banner import WIDTH, describe_details, describe_run
-from runtime.device_memory import DeviceMemory, Part
 from runtime.memory import replay_bytes
 from runtime.plan import Plan
 
@@ -66,12 +65,3 @@ def test_the_log_has_the_spaces_of_all_agents_and_the_exact_bytes() -> None:
     assert others == "bob, cal: red 3, green 2 -> Discrete(2)"
     assert "1.2 MB" in trajectories
     assert f"{plan.replay_bytes:,} bytes" in replay
-
-
-def test_the_memory_of_the_fullest_gpu_stands_beside_that_of_the_machine() -> None:
-    cfg, plan = make(IMAGE, env="PongNoFrameskip-v4")
-    gpus = [DeviceMemory(torch.device("cuda", index), [Part("acting", held << 30, 0, "")], True, 0, 60 << 30, 80 << 30,
-                         "") for index, held in enumerate((8, 16))]
-    lines = describe_run(cfg, plan._replace(device_memory=gpus), {})
-    assert "about 3.0 of" in lines[1] and ", 18.4 of 80 GiB on cuda:1 and less on 1 other; records in" in lines[1]
-    assert gpus[0].describe() in describe_details(cfg, plan._replace(device_memory=gpus), 1)

@@ -109,11 +109,11 @@ class Policy:
                 new = np.broadcast_to(np.asarray(episode_start, bool), count)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"state or episode_start does not belong to {count} observations: {error}") from error
-        tensors = {name: torch.as_tensor(value, device=self.device) for name, value in leaves.items()}
+        tensors = {name: torch.as_tensor(value).to(self.device) for name, value in leaves.items()}
         with self.numbers.drawn():
             columns, states = self.algorithm.act(
                 self.model, tensors, states.reshape(count, size).to(self.device),
-                torch.tensor(new, device=self.device), deterministic=deterministic)
+                torch.tensor(new).to(self.device), deterministic=deterministic)
         return self.kind.actions(columns["actions"].cpu().numpy()), states.cpu()
 
     def _leaves(self, obs: Any) -> tuple[bool, dict[str, np.ndarray]]:

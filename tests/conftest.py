@@ -6,19 +6,25 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from pretend_gpu import register_device
 
-from tools.pretend_gpu import PretendGPU
 
+ENVIRONMENT = dict(os.environ)
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests everywhere, before a GPU is looked for
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, and all that it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """Return the environment variables with which the tests were called: a real GPU is not hidden in it."""
+    return ENVIRONMENT
+
+
 @pytest.fixture(autouse=True, scope="session")
 def the_pretended_gpu_is_known() -> None:
     """Make the device known before the first backward pass in this process, with which PyTorch counts its devices."""
-    with PretendGPU():
-        pass
+    register_device()
 
 
 @pytest.fixture(autouse=True, scope="session")

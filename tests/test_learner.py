@@ -15,7 +15,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from one_policy import CPU, drain, make_buffers
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithm import Algorithm, Loss
 from appo import AsyncPPO
@@ -947,3 +947,57 @@ def test_a_column_that_is_missing_is_not_learned_from_as_zeros() -> None:
     rig = Rig(algo="test_learner:LeavesOut")
     with pytest.raises(ValueError, match=r"act\(\) must return action_parameters, actions, log_probs, values, not"):
         rig.act([0, 1, 2, 3])
+
+
+# ---- gradients that are not finite -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("algo", "factor"), [("appo", math.nan), ("appo", math.inf), ("impala", math.nan)])
+def test_a_step_whose_gradient_is_not_finite_is_skipped_alone_and_counted(algo: str, factor: float) -> None:
+    rig, weights = Rig(algo=algo, num_epochs=2, num_batches_per_epoch=2), []
+    model, step = rig.learner.model, rig.learner.sgd_step
+
+    def spoiled(data: dict[str, Tensor]) -> dict[str, Tensor]:
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+        hooks = [parameter.register_hook(lambda gradient: gradient * factor) for parameter in model.parameters()
+                 if len(weights) == 3]
+        stats = step(data)
+        for hook in hooks:
+            hook.remove()
+        return stats
+
+    rig.learner.sgd_step = spoiled
+    rig.learner.run_sgd(rig.batch())
+    weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert [not torch.equal(*two) for two in itertools.pairwise(weights)] == [True, True, False, True]
+    assert weights[-1].isfinite().all()
+    summary = rig.trained()
+    assert (summary["skipped_sgd_steps"], summary["sgd_steps"]) == (1, 4)
+    assert all(math.isfinite(value) for value in summary.values())
+    steps = {float(state["step"]) for state in rig.state.optimizer.state.values()}
+    assert steps == {3.0 if algo == "appo" else 4.0}  # RMSProp takes one with a gradient of zeros
+
+
+def test_a_dataset_of_nothing_but_nan_ends_the_run() -> None:
+    rig = Rig(num_epochs=2, num_batches_per_epoch=2)
+    batch = rig.batch()
+    batch.tensors["rewards"].fill_(math.nan)
+    with pytest.raises(UserError, match="learning has diverged: gradients are non-finite"):
+        rig.learner.run_sgd(batch)
+
+
+def test_clipping_in_the_kernel_is_clipping_before_it() -> None:
+    """The oracle: PyTorch's own function for clipping, and an Adam that is not fused."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    plain = copy.deepcopy(model)
+    expected, fused = (torch.optim.Adam(module.parameters(), 0.01, fused=module is model) for module in (plain, model))
+    for step in range(5):
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            theirs.grad = torch.randn_like(theirs) * 10 ** (step - 2)
+            ours.grad = theirs.grad.clone()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        expected.step()
+        torch.testing.assert_close(Reducer().step(model, fused, 1.0), norm)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-6)

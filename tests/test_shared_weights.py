@@ -1,6 +1,7 @@
 """Tests of `weights.py`: whole copies only, whoever dies at whatever moment."""
 
 import contextlib
+import copy
 import itertools
 import multiprocessing
 import os
@@ -159,3 +160,122 @@ def test_a_reader_reads_again_what_was_written_meanwhile_and_holds_no_writer_up(
     with halfway(overtake):
         assert weights.refresh(reader) == 21
     assert values_of(reader.state_dict()) == {21.0}
+
+
+# ---- on a GPU, where a copy takes effect later ----------------------------------------------------------------------
+
+
+def constant(value: float) -> nn.Module:
+    model = nn.Linear(50, 3)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, value)
+    return model
+
+
+class SlowGPU:
+    """Stands for a GPU on which copies and events are done when `work` is called, one after another."""
+
+    def __init__(self) -> None:
+        self.queue: list[Callable[[], Any]] = []
+        self.waits = 0
+
+    def work(self) -> None:
+        self.queue.pop(0)()
+
+
+class SlowEvent:
+    """An event of it."""
+
+    def __init__(self, gpu: SlowGPU) -> None:
+        self.gpu, self.passed = gpu, False
+        gpu.queue.append(lambda: setattr(self, "passed", True))
+
+    def query(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.gpu.waits += 1
+        while not self.passed:
+            self.gpu.work()
+
+
+class SlowWeights(SharedWeights):
+    """The writer's end of weights on such a GPU: a copy is done in two halves. Readers have another view of them."""
+
+    def __init__(self, gpu: SlowGPU) -> None:
+        self.gpu = gpu
+        super().__init__(constant(0.0), CPU, 1)
+
+    def _write(self, row: int, model: nn.Module) -> None:
+        flat = torch.cat([tensor.detach().flatten() for tensor in model.state_dict().values()])
+        half = len(flat) // 2
+        self.gpu.queue += [lambda: self._flat[row, :half].copy_(flat[:half]),
+                           lambda: self._flat[row, half:].copy_(flat[half:])]
+
+    def _mark(self) -> SlowEvent:
+        return SlowEvent(self.gpu)
+
+    def reader(self) -> SharedWeights:
+        other = copy.copy(self)
+        other.__class__ = SharedWeights
+        return other
+
+
+def seen(weights: SharedWeights) -> tuple[int, set[float]]:
+    """Return the newest version and its different numbers, as a reader sees them."""
+    model = constant(-1.0)
+    version = weights.refresh(model)
+    assert version == weights.version
+    return version, {float(value) for tensor in model.state_dict().values() for value in tensor.unique()}
+
+
+def test_weights_count_when_a_gpu_has_copied_them_and_a_reader_never_sees_half_of_them() -> None:
+    gpu = SlowGPU()
+    weights = SlowWeights(gpu)
+    reader = weights.reader()
+    assert (seen(reader), gpu.waits) == ((0, {0.0}), 1)
+    for version in range(1, 5):
+        weights.publish(constant(version), version, wait=False)
+        while gpu.queue:
+            weights.finish_publishing(wait=False)
+            assert seen(reader) == (version - 1, {version - 1.0})
+            gpu.work()
+        weights.finish_publishing(wait=False)
+        assert seen(reader) == (version, {float(version)})
+    assert gpu.waits == 1, "only for the first weights"
+
+
+def test_the_next_publication_waits_for_one_that_is_not_finished_and_the_last_one_is_waited_for() -> None:
+    gpu = SlowGPU()
+    weights = SlowWeights(gpu)
+    reader, waits = weights.reader(), gpu.waits
+    weights.publish(constant(1.0), 1, wait=False)
+    weights.publish(constant(2.0), 2, wait=False)
+    assert (seen(reader), gpu.waits - waits) == ((1, {1.0}), 1)
+    gpu.work()  # a half of the second one, into the row that was read before the first one
+    assert seen(reader) == (1, {1.0})
+    weights.finish_publishing()
+    assert (seen(reader), gpu.waits - waits) == ((2, {2.0}), 2)
+    weights.publish(constant(3.0), 3)
+    assert (seen(reader), gpu.waits - waits) == ((3, {3.0}), 3)
+
+
+def test_a_snapshot_is_there_when_a_gpu_has_copied_it() -> None:
+    gpu, model = SlowGPU(), constant(-1.0)
+    weights = SlowWeights(gpu)
+    weights.add_snapshot(constant(5.0), 4)
+    assert weights.reader().refresh(model, 0) == 4
+    assert model.bias.tolist() == [5.0] * 3
+
+
+def test_a_reader_whose_copy_was_overtaken_on_the_gpu_reads_again() -> None:
+    gpu = SlowGPU()
+    weights = SlowWeights(gpu)
+    reader, versions = weights.reader(), iter((1, 2))
+
+    def wait_for_own_copy() -> None:
+        for version in versions:
+            weights.publish(constant(version), version)
+
+    reader._finish_copies = wait_for_own_copy
+    assert seen(reader) == (2, {2.0})

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vtrace import gae, vtrace
+from vtrace import backward_scan, backward_sum, gae, vtrace
 
 SEEDS = range(30)
 inf = math.inf
@@ -219,3 +219,32 @@ def test_results_are_detached_and_arguments_untouched() -> None:
         assert result.dtype == torch.float64
     for argument, copy in zip(case, copies, strict=True):
         assert torch.equal(argument, copy) if isinstance(argument, Tensor) else argument == copy
+
+
+# ---- the sum over time -------------------------------------------------------------------------------------------
+
+
+def plain_sum(deltas: list[float], traces: list[float]) -> list[float]:
+    """x_t = d_t + a_t x_{t+1} for t = 0 ... T, in Python's numbers."""
+    sums = [0.0]
+    for delta, trace in zip(reversed(deltas), reversed(traces), strict=True):
+        sums.append(delta + trace * sums[-1])
+    return sums[::-1]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 64, 100, 257])
+def test_the_scan_is_the_sum_of_a_plain_loop(length: int) -> None:
+    rng = torch.Generator().manual_seed(length)
+    deltas, traces = torch.randn(2, length, 7, generator=rng, dtype=torch.float64)
+    traces = (0.9 + 0.1 * traces.abs()).clamp(max=1.0) * (torch.rand(length, 7, generator=rng) > 0.05)
+    expected = [plain_sum(*pair) for pair in zip(deltas.T.tolist(), traces.T.tolist(), strict=True)]
+    for function in (backward_scan, backward_sum):
+        torch.testing.assert_close(function(deltas, traces), torch.tensor(expected, dtype=torch.float64).T,
+                                   rtol=1e-12, atol=1e-12)
+
+
+def test_a_cut_trace_lets_nothing_through_the_scan() -> None:
+    deltas, traces = torch.ones(9, 1), torch.ones(9, 1)
+    deltas[5:] = 1e30
+    traces[4] = 0.0
+    assert backward_scan(deltas, traces)[:5, 0].tolist() == [5.0, 4.0, 3.0, 2.0, 1.0]

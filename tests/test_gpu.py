@@ -1,0 +1,141 @@
+"""On a GPU it learns what it learns on a CPU, and its files serve both: on a pretended one, and in short on a real one.
+
+The pretended one refuses to mix devices as CUDA does (`pretend_gpu.py`).
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_envs
+import torch
+from pretend_gpu import DEVICE
+from torch import nn
+
+import evaluate
+from a3c import A3C
+from apex import APEX
+from appo import APPO, load
+from impala import IMPALA
+from pql import PQL
+from runtime.checkpoint import find_checkpoint, load_checkpoint
+from trainer import Trainer
+
+ROOT = Path(__file__).parent.parent
+SMALL: dict[str, Any] = {
+    "serial_mode": True, "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32,
+    "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (16,), "encoder_conv_mlp_layers": (16,),
+    "rnn_size": 16, "precision": "float32"}
+REPLAY: dict[str, Any] = {"num_epochs": 1, "num_batches_per_epoch": 2, "replay_warmup": 128, "replay_ratio": 4.0,
+                          "replay_size": 1000}
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    """Return what is learned by gradients of all policies, as published, in one vector."""
+    parameters = trainer.get_parameters()
+    return torch.cat([parameters[policy][name].flatten() for policy, model in enumerate(trainer.models)
+                      for name, _ in model.named_parameters()])
+
+
+def test_what_cuda_refuses_is_refused(tmp_path: Path) -> None:
+    x = torch.ones(3, device=DEVICE)
+    for wrong in (lambda: x + torch.ones(3), lambda: torch.ones(3) + x, lambda: torch.ones(3).mul_(x),
+                  lambda: torch.zeros(()).add_(x.sum()), lambda: torch.cat([x, torch.ones(3)]),
+                  lambda: nn.Linear(3, 1)(x), lambda: torch.ones(3)[x.long()],
+                  lambda: torch.ones(3).index_select(0, x.long())):
+        with pytest.raises(RuntimeError, match="on the same device"):
+            wrong()
+    with pytest.raises(RuntimeError):
+        x.numpy()
+    with pytest.raises(RuntimeError, match="written to a file"):
+        torch.save({"x": x}, tmp_path / "x.pt")
+    assert (x + torch.tensor(1.0)).tolist() == [2.0, 2.0, 2.0]  # a number may come from the CPU
+
+
+@pytest.mark.parametrize(("make", "env", "settings"), [
+    (APPO, "CartPole-v1", {}),
+    (APPO, "CartPole-v1", {"with_vtrace": False, "normalize_returns": False}),
+    (APPO, "CartPole-v1", {"lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 1e-4}),
+    (APPO, "Pendulum-v1", {"squash_actions": True}),
+    (APPO, tiny_envs.ReadsDict, {}),
+    (APPO, tiny_envs.MasksInObs, {}),
+    (APPO, tiny_envs.MasksOfParts, {"exploration_loss": "symmetric_kl"}),
+    (APPO, tiny_envs.ReadsImage, {}),
+    (APPO, tiny_envs.Recalls, {"use_rnn": True, "rnn_type": "gru"}),
+    (APPO, tiny_envs.Recalls, {"use_rnn": True, "rnn_type": "lstm", "recurrence": 4}),
+    (APPO, "tiny_games:HigherWins", {"num_policies": 2, "self_play_past_fraction": 0.5,
+                                     "self_play_snapshot_every_env_steps": 50}),
+    (APPO, "tiny_games:HunterAndPrey", {"num_policies": 2}),
+    (APPO, "tiny_games:Payday", {
+        "num_policies": 2, "with_pbt": True, "pbt_start_mutation": 60, "pbt_period_env_steps": 40,
+        "pbt_mutation_rate": 1.0, "pbt_replace_reward_gap": 0.0, "pbt_replace_reward_gap_absolute": 0.0,
+        "pbt_replace_fraction": 0.5}),
+    (IMPALA, "CartPole-v1", {}),
+    (IMPALA, "CartPole-v1", {"optimizer": "adam", "lr_schedule": "kl_adaptive"}),
+    (A3C, "CartPole-v1", {"num_learners": 1}),
+    (APEX, "CartPole-v1", REPLAY),
+    (PQL, "Pendulum-v1", REPLAY | {"replay_alpha": 0.5}),
+], ids=str)
+def test_the_weights_are_those_learned_on_a_cpu(make: type[Trainer], env: Any, settings: dict[str, Any],
+                                                tmp_path: Path) -> None:
+    learned = {}
+    for device in ("cpu", DEVICE):
+        with make(env, train_dir=str(tmp_path), experiment=device, device=device, **SMALL | settings) as trainer:
+            before = weights(trainer)
+            trainer.train(160)
+            learned[device] = weights(trainer)
+            assert {parameter.device.type for model in trainer.models for parameter in model.parameters()} == {"cpu"}
+    change = (learned["cpu"] - before).norm()
+    assert change > 0.003
+    assert (learned[DEVICE] - learned["cpu"]).norm() < 1e-4 * change
+
+
+def test_a_run_goes_on_on_the_other_device_and_back(tmp_path: Path) -> None:
+    """With its weights and optimizer; both devices play its checkpoints."""
+    ends, steps = [], [0.0]
+    for device in (DEVICE, "cpu", DEVICE):
+        with APPO("CartPole-v1", train_dir=str(tmp_path), device=device, eval_every_env_steps=100, eval_episodes=2,
+                  **SMALL) as trainer:
+            assert all(torch.equal(weights(trainer), end) for end in ends[-1:])
+            trainer.train(160)
+            ends.append(weights(trainer))
+            run_dir = trainer.cfg.run_dir
+        state = load_checkpoint(find_checkpoint(run_dir))
+        steps.append(max(float(of_one["step"]) for of_one in state["optimizer"]["state"].values()))
+        assert steps[-2] < steps[-1] == state["sgd_steps"], "of Adam"
+    obs, found = torch.randn(20, 4).numpy(), []
+    for device in (DEVICE, "cpu"):
+        found.append(load(run_dir, device=device).predict(obs, deterministic=True)[0].tolist())
+        assert evaluate.main(["--env", "CartPole-v1", "--train_dir", str(tmp_path), "--episodes", "2",
+                              "--device", device]) == 0
+    assert found[0] == found[1]
+
+
+# ---- a real one ------------------------------------------------------------------------------------------------------
+
+RUNS = {"pong": "--env PongNoFrameskip-v4", "lstm": "--env CartPole-v1 --use_rnn --rnn_type lstm",
+        "apex": "--env CartPole-v1 --algo APEX", "pql": "--env Pendulum-v1 --algo PQL"}
+
+
+def test_it_runs_on_a_real_gpu(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Each for 20 s; one goes on on the CPU, one is evaluated."""
+
+    def run(command: str) -> None:
+        subprocess.run([sys.executable, *command.split(), "--train_dir", str(tmp_path)], cwd=ROOT, env=environment,
+                       check=True)
+
+    if not torch.backends.cuda.is_built() or subprocess.run(
+            [sys.executable, "-c", "import torch; raise SystemExit(not torch.cuda.is_available())"], env=environment,
+            check=False).returncode:
+        pytest.skip("there is no GPU")
+    for name, flags in RUNS.items():
+        run(f"train.py {flags} --experiment {name} --device cuda --train_for_seconds 20")
+    before = {name: load_checkpoint(find_checkpoint(tmp_path / name)) for name in RUNS}
+    for state in before.values():
+        assert state["sgd_steps"] > 10
+        assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    run("train.py --env CartPole-v1 --experiment lstm --device cpu --train_for_seconds 25")
+    assert load_checkpoint(find_checkpoint(tmp_path / "lstm"))["sgd_steps"] > before["lstm"]["sgd_steps"]
+    run("evaluate.py --env PongNoFrameskip-v4 --experiment pong --device cuda --episodes 1")

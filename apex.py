@@ -26,7 +26,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import Data, Loss
-from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
+from config import POSITIVE, Config, option
 from distributions import FORBIDDEN
 from losses import MaskedMean
 from model import ActorCritic
@@ -35,14 +35,14 @@ from runtime.user_error import UserError
 from shared_buffers import Spec
 from trainer import Trainer
 
+# epsilon of the first agent; the last agent's is that to the power of 1 + EPSILON_POWER
+EPSILON_BASE, EPSILON_POWER = 0.4, 7.0
+
 
 @dataclass(frozen=True)
 class Settings(ReplaySettings):
     """The settings of Ape-X."""
 
-    epsilon_base: float = option(0.4, "apex", "epsilon of the first agent", bounds=BELOW_ONE, tune=(0.01, 0.99))
-    epsilon_power: float = option(7.0, "apex", "the last agent's epsilon is that of the first to the power of 1 + this",
-                                  bounds=NOT_NEGATIVE, tune=(0.1, 20.0))
     target_every_sgd_steps: int = option(100, "apex", "SGD steps between two copies of the target network",
                                          bounds=POSITIVE)
 
@@ -63,7 +63,7 @@ class QNetwork(ActorCritic):
     def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
         super().__init__(cfg, obs_space, action_space)
         self.target = frozen_copy(self)
-        self.register_buffer("exploration", torch.zeros(2))  # epsilon's base and power, for who acts
+        self.register_buffer("exploration", torch.tensor([EPSILON_BASE, EPSILON_POWER]))  # for who acts
 
     def forward(self, normalized: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return Q-values [B * L, A] (forbidden actions: `FORBIDDEN`), values [B * L], hidden states (none)."""
@@ -87,9 +87,6 @@ class ApeX(ReplayAlgorithm):
 
     def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
         return QNetwork(self.cfg, obs_space, action_space)
-
-    def carry_settings(self, model: nn.Module) -> None:
-        model.exploration.copy_(torch.tensor([self.cfg.epsilon_base, self.cfg.epsilon_power]))
 
     # ---- acting --------------------------------------------------------------------------------------------------
 

@@ -416,6 +416,18 @@ def algorithm_class(name: str) -> Any:
     return found
 
 
+GONE = {"cuda_graphs", "decorrelate_envs_on_one_worker", "decorrelate_experience_max_seconds", "epsilon_base",
+        "epsilon_power", "half_precision_copies", "noise_min", "replay_beta_rise_env_steps", "rmsprop_alpha",
+        "rmsprop_eps", "target_noise"}  # settings of earlier versions
+
+
+def without_gone(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a run or a checkpoint has saved, without those that are gone; print their names."""
+    if gone := sorted(GONE & saved.keys()):
+        print(f"settings of an earlier version that are gone: {', '.join(gone)}")
+    return {name: value for name, value in saved.items() if name not in GONE}
+
+
 def check_other_algorithms(name: str, algo: str) -> None:
     """Raise `UserError` when a setting that an algorithm does not have is one of another algorithm."""
     others = [other for other in sorted(ALGORITHMS.keys() - {algo})

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config import Config, algorithm_class, make_config
+from config import Config, algorithm_class, make_config, without_gone
 from envs.families import find_spec, make_vector_env
 from envs.vector_env import VectorEnv, describe
 from pbt import assign_kinds
@@ -68,7 +68,7 @@ def load_run(args: argparse.Namespace) -> Config:
     if not checkpoint.holds_run(run_dir):
         experiment = f" --experiment {args.experiment}" if args.experiment else ""
         raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env}{experiment}")
-    saved = load_saved(run_dir / "config.json")
+    saved = without_gone(load_saved(run_dir / "config.json"))
     if saved["env"] != args.env:
         raise UserError(f"{run_dir} holds a run of {saved['env']}: add --env {saved['env']}")
     check_trusted(saved, vars(args), run_dir)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from algorithm import Algorithm, Data, Loss
-from config import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Config, option
+from config import NOT_NEGATIVE, POSITIVE, Config, option
 from losses import MaskedMean, decayed, describe
 from trainer import Trainer
 from vtrace import vtrace
@@ -42,8 +42,6 @@ class PolicyGradientSettings(Config):
     exploration_loss_decay_env_steps: int = option(0, "policy gradient", "the weight falls linearly to 0 over so many "
                                                    "env_steps, resumes included; 0: it stays", bounds=NOT_NEGATIVE)
     optimizer: str = option("rmsprop", "policy gradient", "what moves the weights", ("rmsprop", "adam"))
-    rmsprop_alpha: float = option(0.99, "policy gradient", "decay of RMSProp's mean square", bounds=BELOW_ONE)
-    rmsprop_eps: float = option(2e-5, "policy gradient", "epsilon of RMSProp, added to the root", bounds=POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class PolicyGradient(Algorithm):
             return super().make_optimizer(parameters)
         parameters = list(parameters)
         is_on_gpu = parameters[0].device.type != "cpu"  # then its counter and its rate are there too
-        return torch.optim.RMSprop(parameters, cfg.learning_rate, cfg.rmsprop_alpha, cfg.rmsprop_eps, foreach=is_on_gpu,
+        return torch.optim.RMSprop(parameters, cfg.learning_rate, alpha=0.99, eps=2e-5, foreach=is_on_gpu,
                                    capturable=is_on_gpu)
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:

@@ -43,7 +43,8 @@ from trainer import Trainer
 
 V, P = ROLES = "v", "p"  # the learners of a policy
 POLL_SEC = 0.001  # the learners look at each other's counts so often
-TARGET_NOISE_CLIP = 0.5
+NOISE_MIN = 0.05  # deviation of the first agent's noise
+TARGET_NOISE, TARGET_NOISE_CLIP = 0.2, 0.5  # on the actions of targets
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,8 @@ class Settings(ReplaySettings):
     """The settings of PQL."""
 
     policy_ratio: float = option(0.5, "pql", "P-updates for each V-update", bounds=POSITIVE)
-    noise_min: float = option(0.05, "pql", "deviation of the first agent's noise; actions are in [-1, 1]",
-                              bounds=NOT_NEGATIVE, tune=(0.01, 1.0))
-    noise_max: float = option(0.8, "pql", "deviation of the last agent's noise", bounds=NOT_NEGATIVE, tune=(0.01, 2.0))
-    target_noise: float = option(0.2, "pql", "deviation of the noise on the actions of targets", bounds=NOT_NEGATIVE)
+    noise_max: float = option(0.8, "pql", "deviation of the last agent's noise; actions are in [-1, 1]",
+                              bounds=NOT_NEGATIVE, tune=(0.01, 2.0))
     target_tau: float = option(0.005, "pql", "share of the way to the networks that a V-update moves the targets",
                                bounds=FRACTION)
 
@@ -161,7 +160,7 @@ class ParallelQLearning(ReplayAlgorithm):
         return model
 
     def carry_settings(self, model: nn.Module) -> None:
-        model.exploration.copy_(torch.tensor([self.cfg.noise_min, self.cfg.noise_max]))
+        model.exploration.copy_(torch.tensor([NOISE_MIN, self.cfg.noise_max]))
 
     def columns(self, action_space: spaces.Space) -> dict[str, Spec]:
         return {}
@@ -198,7 +197,7 @@ class ParallelQLearning(ReplayAlgorithm):
         """Return the smaller target Q-value of the target policy's actions."""
         normalized = model.normalize(obs)
         actions = actions_of(model.target_policy, normalized)
-        noise = (self.cfg.target_noise * torch.randn_like(actions)).clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)
+        noise = (TARGET_NOISE * torch.randn_like(actions)).clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)
         return (smaller(model.target_q, normalized, (actions + noise).clamp(-1, 1)),)
 
     def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
 
 from algorithm import Algorithm, Data
-from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
+from config import FRACTION, POSITIVE, Config, option
 from replay import layout
 from replay_feed import ReplayFeed, stacked_names
 from runtime.user_error import UserError
@@ -35,8 +34,6 @@ class ReplaySettings(Config):
                                  "is the SGD steps", bounds=POSITIVE)
     replay_alpha: float = option(0.6, "replay", "exponent of the priorities; 0: all alike", bounds=FRACTION)
     replay_beta: float = option(0.4, "replay", "exponent of the importance weights", bounds=FRACTION)
-    replay_beta_rise_env_steps: int = option(0, "replay", "env_steps over which replay_beta rises linearly to 1, "
-                                             "resumes included; 0: it stays", bounds=NOT_NEGATIVE)
     n_step: int = option(3, "replay", "rewards in a return before a value stands for the rest", bounds=POSITIVE)
     normalize_returns: bool = option(False, "learner", "not used: values are learned in units of the rewards")
     save_replay: bool = option(False, "replay", "save the replay in periodic checkpoints and resume with it")
@@ -63,11 +60,6 @@ class ReplaySettings(Config):
     @property
     def samples_per_dataset(self) -> int:
         return self.batch_size * self.num_batches_per_epoch
-
-    def beta(self, env_steps: int) -> float:
-        """Return the exponent of the importance weights after so many env_steps."""
-        progress = min(1.0, env_steps / (self.replay_beta_rise_env_steps or np.inf))
-        return self.replay_beta + progress * (1 - self.replay_beta)
 
 
 class ReplayAlgorithm(Algorithm):

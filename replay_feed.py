@@ -122,7 +122,7 @@ class ReplayFeed(Feed):
             dataset = self.trained.get()
             self.replay.update(dataset.drawn, dataset.priorities)
         cfg, dataset = self.algorithm.cfg, self.drawing
-        drawn = self.replay.draw(cfg.num_batches_per_epoch, cfg.batch_size, cfg.beta(int(self.buffers.env_steps.sum())))
+        drawn = self.replay.draw(cfg.num_batches_per_epoch, cfg.batch_size, cfg.replay_beta)
         self.drawn += len(drawn.leaves)
         self.age = float(self.replay.count - drawn.numbers.mean()) * cfg.rollout
         dataset.drawn = drawn

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 from torch import Tensor, nn
 
-from config import Config, algorithm_class, make_config
+from config import Config, algorithm_class, make_config, without_gone
 from envs.families import make_env, make_vector_env
 from envs.flat_spaces import ACTION_MASK
 from envs.vector_env import AgentKind, EnvInfo, describe
@@ -212,8 +212,8 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
     if path.is_dir() and not holds_run(path):
         raise UserError(f"{path} holds no checkpoint; name the folder of a run, or a checkpoint file")
     state = None if path.is_dir() else load_checkpoint(path)
-    saved = dict(state["config"]) if state and "config" in state else load_saved(
-        (path if state is None else path.parents[2]) / "config.json")
+    saved = without_gone(state["config"] if state and "config" in state else load_saved(
+        (path if state is None else path.parents[2]) / "config.json"))
     if env is not None:
         saved["env"] = reference(env)
     elif ":" in saved["env"]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from config import Config, canonical_algo, make_config, tunable
+from config import Config, canonical_algo, make_config, tunable, without_gone
 from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
@@ -41,7 +41,7 @@ def configure(given: Mapping[str, Any]) -> Config:
     run_dir = run_dir_of(place["train_dir"], place["experiment"], place["env"])
     if given.get("restart_behavior", "resume") != "resume" or not checkpoint.holds_run(run_dir):
         return make_config(env_profile, given)
-    saved = load_saved(run_dir / "config.json")
+    saved = without_gone(load_saved(run_dir / "config.json"))
     check_kind(saved, place | given, run_dir)
     check_trusted(saved, given, run_dir)
     cfg = make_config({name: value for name, value in saved.items() if name not in MODES}, place, given)

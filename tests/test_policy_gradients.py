@@ -214,11 +214,11 @@ def test_the_weight_of_the_entropy_falls_to_0() -> None:
 @pytest.mark.parametrize("algo", ["impala", "a3c"])
 def test_the_optimizer_is_the_one_that_was_chosen(algo: str) -> None:
     for name, expected in (("rmsprop", torch.optim.RMSprop), ("adam", torch.optim.Adam)):
-        cfg = make_config({"env": "test", "algo": algo, "optimizer": name, "rmsprop_alpha": 0.5, "rmsprop_eps": 0.25})
+        cfg = make_config({"env": "test", "algo": algo, "optimizer": name})
         optimizer = algorithm_class(algo)(cfg).make_optimizer([torch.nn.Parameter(torch.zeros(1))])
         assert type(optimizer) is expected
         if name == "rmsprop":
-            assert (optimizer.defaults["alpha"], optimizer.defaults["eps"]) == (0.5, 0.25)
+            assert (optimizer.defaults["alpha"], optimizer.defaults["eps"]) == (0.99, 2e-5)
 
 
 @pytest.mark.slow

@@ -413,10 +413,3 @@ def test_a_replay_larger_than_memory_is_refused_with_the_size_that_fits(tmp_path
     larger = dataclasses.replace(algorithm.cfg, replay_size=100_000_000_000)
     assert ApeX(larger).bytes_of_feed(specs) == named
     assert 0.6 * (free - others) < algorithm.bytes_of_feed(specs) <= free - others
-
-
-def test_the_importance_exponent_rises_linearly_when_asked() -> None:
-    stays = configure({"env": "CartPole-v1", "algo": "apex"})
-    assert [stays.beta(steps) for steps in (0, 10**9)] == [0.4, 0.4]
-    rises = dataclasses.replace(stays, replay_beta_rise_env_steps=1000)
-    assert [rises.beta(steps) for steps in (0, 500, 1000, 5000)] == pytest.approx([0.4, 0.7, 1.0, 1.0])

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from runtime.by_name import find_function
 from runtime.container import cpu_cores
 from runtime.files import run_dir_of, save_settings
-from runtime.sample_factory import check_values, unknown_name
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
@@ -428,13 +427,19 @@ def without_gone(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in GONE}
 
 
-def check_other_algorithms(name: str, algo: str) -> None:
-    """Raise `UserError` when a setting that an algorithm does not have is one of another algorithm."""
-    others = [other for other in sorted(ALGORITHMS.keys() - {algo})
-              if name in {field.name for field in dataclasses.fields(algorithm_class(other).Settings)}]
-    if others:
-        raise UserError(f"--{name} is a setting of --algo={' and '.join(others)}, not of {algo}; to resume a run with "
-                        "it, name the --algo of the run too")
+def describe_unknown(names: Iterable[str], known: Iterable[str], algo: str | None) -> str:
+    """Name unknown settings or flags, each with what it may be: gone, another algorithm's, misspelled.
+
+    algo: whose settings are known; None: of no algorithm.
+    """
+    texts = []
+    for name in names:
+        others = [other for other in sorted(ALGORITHMS.keys() - {algo})
+                  if name.removeprefix("--") in algorithm_class(other).Settings.__dataclass_fields__]
+        hint = f"a setting of --algo={' and '.join(others)}, name that too" if algo else "a setting of train.py"
+        is_gone = name.removeprefix("--") in GONE
+        texts.append(name + (" (gone)" if is_gone else f" ({hint})" if others else nearest(name, known)))
+    return ", ".join(texts)
 
 
 def make_config(*layers: Mapping[str, Any]) -> Config:
@@ -443,11 +448,9 @@ def make_config(*layers: Mapping[str, Any]) -> Config:
     merged["algo"] = canonical_algo(merged.get("algo", Config.algo))
     settings = algorithm_class(merged["algo"]).Settings
     fields = {field.name: field for field in dataclasses.fields(settings)}
-    check_values(merged)
+    if unknown := [name for name in merged if name not in fields]:
+        raise UserError(f"unknown setting {describe_unknown(unknown, fields, merged['algo'])}")
     for name, value in merged.items():
-        if name not in fields:
-            check_other_algorithms(name, merged["algo"])
-            raise UserError(f"unknown setting {name}{unknown_name(name, fields)}")
         if typing.get_origin(fields[name].type) is tuple and isinstance(value, list):
             merged[name] = tuple(value)
     return settings(**merged)

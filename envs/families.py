@@ -36,7 +36,6 @@ from envs.third_party import PACKAGES, explain_package, import_for, nearest_id, 
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
 from runtime.by_name import Named, check_importable
 from runtime.machine import Machine, automatic, this_machine
-from runtime.sample_factory import other_name
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
 from runtime.user_error import EnvironmentFailure, UserError
@@ -115,7 +114,7 @@ def find_spec(env_id: str) -> EnvSpec:
 def explain_unknown(env_id: str, functions: Mapping[str, Callable]) -> str:
     """Say what to type instead of an unknown id, if anything comes near it."""
     known = [*gym.registry, *functions]
-    hint = other_name(env_id) or explain_package(env_id) or nearest_id(env_id.rpartition(":")[2], known)
+    hint = explain_package(env_id) or nearest_id(env_id.rpartition(":")[2], known)
     return hint + ("" if sys.modules.get("ale_py") else "; Atari games need: pip install ale-py")
 
 

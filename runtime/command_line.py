@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from config import ALGORITHMS, Config, algorithm_class, check_other_algorithms
-from runtime.sample_factory import check_values, unknown_name
+from config import Config, algorithm_class, describe_unknown
 from runtime.user_error import UserError
 
 MAX_METAVAR = 40  # characters of all choices of a setting; more would not fit into a line
@@ -52,29 +51,14 @@ class OneLineParser(argparse.ArgumentParser):
         raise UserError(message.replace("argument ", "", 1))
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse the command line. Raises `UserError`, naming the nearest flag for an unknown one."""
+        """Parse the command line. Raises `UserError` with all unknown flags and the nearest ones to them."""
         known, unknown = self.parse_known_args(argv)
         if unknown:
-            flag = unknown[0].split("=")[0]
-            self._refuse(flag, flag.removeprefix("--"))
-        check_values(vars(known))
+            flags = [text.split("=")[0] for text in unknown if text.startswith("--")]
+            own = [flag for action in self._actions for flag in action.option_strings]
+            raise UserError("unknown argument " + (describe_unknown(flags, own, self.algo) or
+                                                   f"{unknown[0]}; an environment is named with --env"))
         return known
-
-    def _refuse(self, flag: str, name: str) -> typing.NoReturn:
-        flags = [f for action in self._actions for f in action.option_strings]
-        hint = unknown_name(name, flags, "--") if flag.startswith("-") else "; name an environment with --env"
-        if not hint.startswith(":"):
-            if self.algo:
-                check_other_algorithms(name, self.algo)
-            elif is_setting(name):
-                hint = ": it belongs to the training; leave it out"
-        raise UserError(f"unknown argument {flag}{hint}")
-
-
-def is_setting(name: str) -> bool:
-    """Tell whether a flag is one of train.py's."""
-    return any(name == field.name for algo in ALGORITHMS
-               for field in dataclasses.fields(algorithm_class(algo).Settings))
 
 
 def algo_of(argv: Sequence[str]) -> str:

@@ -5,13 +5,11 @@ import itertools
 import os
 import traceback
 from collections.abc import Iterable
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 ENVS = Path(__file__).parent.parent / "envs"
-SIMILAR = 0.8  # share of the letters that two words have in common, in order, which makes them alike
-MAX_DIFFERENCE = 2  # letters that one of them may be longer
+SIMILAR = 0.75  # share of the letters that two words have in common, in order, which makes them alike
 SHORTEST = 4  # letters of an abbreviation
 
 
@@ -34,11 +32,8 @@ def closest(word: str, known: Iterable[str], *, shortened: bool = True) -> str |
     Small and capital letters, "-" and "_" are alike. None: nothing is close.
     """
     names, word = {_plain(name): name for name in known}, _plain(word)
-    as_long = [name for name in names if abs(len(name) - len(word)) <= MAX_DIFFERENCE]
     longer = [name for name in names if name.startswith(word) or name.endswith(word)]
-    close = difflib.get_close_matches(word, as_long, n=1, cutoff=SIMILAR)
-    if not close and len(word) >= SHORTEST:
-        close = [name for name in as_long if sum(a != b for a, b in zip_longest(name, word)) == 1]
+    close = difflib.get_close_matches(word, names, n=1, cutoff=SIMILAR)
     if not close and shortened and len(word) >= SHORTEST and len(longer) == 1:
         close = longer
     return names[close[0]] if close else None

@@ -21,7 +21,6 @@ from envs.families import profile
 from losses import clipped_value_error, ppo_objective
 from runtime.defaults import make_full_parser
 from runtime.machine import Machine
-from runtime.sample_factory import LINES
 from shared_buffers import check_num_slots
 
 PAGE = (Path(__file__).parent.parent / "docs/coming_from.md").read_text()
@@ -141,13 +140,10 @@ def test_a_command_has_the_numbers_that_the_table_gives_for_theirs(name: str) ->
         assert equals(cell("encoder_mlp_layers"), cfg.encoder_mlp_layers)
 
 
-def test_the_flags_of_sample_factory_are_answered_as_by_the_command_line() -> None:
-    rows = table("its flags")
-    assert len(rows) > 5
-    for row in rows:
-        for flag in re.findall(r"`(\w+)`", row["its flags"]):
-            assert flag not in FIELDS
-            assert LINES[flag] == row["here"]
+def test_flags_of_sample_factory_that_the_page_calls_something_else_are_none_here() -> None:
+    flags = {flag for row in table("its flags") for flag in re.findall(r"`(\w+)`", row["its flags"])}
+    assert len(flags) > 100
+    assert flags & FIELDS == {"eval_deterministic"}, "which is another command's there"
 
 
 def test_our_losses_are_the_numbers_of_the_page() -> None:

@@ -17,11 +17,11 @@ from gymnasium import spaces
 from appo import Settings
 from config import ALGORITHMS, MAX_POLICIES, Config, algorithm_class, make_config, max_workers
 from envs.vector_env import EnvInfo
+from evaluate import make_arguments
 from model import make_model
 from runtime.command_line import make_parser
 from runtime.defaults import make_full_parser
 from runtime.files import load_saved
-from runtime.sample_factory import VALUES
 from runtime.user_error import UserError
 from shared_buffers import SharedBuffers, check_num_slots
 
@@ -118,16 +118,20 @@ def test_nonsense_is_refused_naming_flag_and_value(flag: str, text: str) -> None
 @pytest.mark.parametrize(("argv", "meant"), [
     (["--num_worker", "2"], "--num_workers"), (["--batchsize=64"], "--batch_size"),
     (["--learning-rate", "1e-3"], "--learning_rate"), (["--async-rl"], "--async_rl"), (["--rolout=8"], "--rollout"),
-    (["--seed", "1", "--devise", "cpu"], "--device"),
+    (["--seed", "1", "--devise", "cpu"], "--device"), (["--frameskip=4"], "--env_frameskip"), (["--seeds=1"], "--seed"),
     (["--train_for_env=5"], "--train_for_env_steps"),  # an abbreviation
 ])
 def test_unknown_flag_names_the_nearest(argv: list[str], meant: str) -> None:
     assert f"did you mean {meant}?" in parse_refusal(*argv)
 
 
-def test_flag_that_resembles_none_is_refused_too() -> None:
-    assert "--xyzzyqqq" in parse_refusal("--xyzzyqqq", "1")
-    assert "extra" in parse_refusal("extra")
+def test_flags_that_resemble_none_are_refused_too_all_at_once() -> None:
+    assert parse_refusal("--xyzzyqqq", "1", "--seed", "2", "--rolout=8", "--rmsprop_eps", "1", "--n_step=3") == (
+        "unknown argument --xyzzyqqq, --rolout (did you mean --rollout?), --rmsprop_eps (gone), "
+        "--n_step (a setting of --algo=apex and pql, name that too)")
+    assert parse_refusal("CartPole-v1") == "unknown argument CartPole-v1; an environment is named with --env"
+    with pytest.raises(UserError, match=r"--num_workers \(a setting of train.py\), --tournment \(did you mean"):
+        make_arguments().parse(["--num_workers=2", "--tournment"])
 
 
 def test_unknown_setting_names_the_nearest() -> None:
@@ -190,7 +194,7 @@ def test_synchronous_mode_accepts_one_trajectory_of_each_agent(num_agents: int) 
     assert cfg.trajectories_per_dataset == cfg.num_workers * cfg.num_envs_per_worker * num_agents == 8 * num_agents
 
 
-@pytest.mark.parametrize("name", [name for name in NUMERIC if (name, -1) not in VALUES])
+@pytest.mark.parametrize("name", NUMERIC)
 def test_negative_is_refused_naming_the_bound(name: str) -> None:
     one_each = {"rollout": 1, "worker_num_splits": 1}  # so that any value of the other settings divides
     text = refusal(one_each | {name: FIELDS[name].type(-1)})

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from test_population import assert_equal, make_records, metrics_of, read_json
+from test_population import assert_equal, metrics_of, read_json
 
-import evaluate
 from appo import APPO
-from runtime import policy_records, records
+from runtime import policy_records
 from runtime.checkpoint import BEST, find_checkpoint, is_better, load_checkpoint, policy_dir, sort_of_score
 from runtime.policy_records import RETURN_WINDOW
-from shared_buffers import SAVE_BEST
 from weights import SharedWeights
 
 SMALL: dict[str, Any] = {
@@ -118,29 +116,6 @@ def test_a_resumed_run_knows_the_score_of_the_file(tmp_path: Path, damage: str) 
     assert (0 < after <= before) if damage == "best" else after == before
 
 
-def test_saving_the_best_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The costlier a file, the rarer; in a run of its own seconds nothing is awaited."""
-    own, clock = make_records(tmp_path, 1), [1000.0]
-    monkeypatch.setattr(records.time, "monotonic", lambda: clock[0])
-
-    def looks(seconds: float) -> int:
-        """Let the mean rise for so long, looking ten times a second; count what is to be saved."""
-        saves = 0
-        for _ in range(round(10 * seconds)):
-            clock[0] += 0.1
-            own.add("episodes", [[(0, clock[0], 1, np.nan)] * RETURN_WINDOW], 0)
-            saves += len(own.find_best())
-        return saves
-
-    assert looks(60) == 1, "one is under way"
-    assert len(own.find_best(at_end=True)) == 1, "at the end nothing is left out"
-    own.add("saved", [0, SAVE_BEST, "best.pt", 0.5], 0)
-    assert looks(24) == 0, "half a second in 25 is 2 %"
-    assert looks(2) == 1
-    own.add("saved", [0, SAVE_BEST, "best.pt", 0.001], 0)
-    assert looks(3) == 1
-
-
 @pytest.mark.parametrize(("new", "old", "better"), [
     # (score, is it an objective, is it an evaluation)
     ((2, 0, 0), (1, 0, 0), True), ((1, 0, 0), (1, 0, 0), False), ((1, 0, 0), (2, 0, 0), False),
@@ -201,11 +176,3 @@ def test_evaluations_score_the_true_objective(tmp_path: Path) -> None:
     assert best_of(tmp_path)["score"] == top > min(row["eval_true_objective"] for row in rows)
     assert rows[-1]["eval_true_objective"] < top
     assert float(appo.buffers.best_score[0]) == top
-
-
-def test_the_best_checkpoint_of_an_evaluation_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with APPO("CartPole-v1", train_dir=str(tmp_path), eval_every_env_steps=300, eval_episodes=5, **SMALL) as appo:
-        appo.train(600)
-    assert evaluate.main(["--env=CartPole-v1", f"--train_dir={tmp_path}", "--experiment=run", "--episodes=2"]) == 0
-    best = best_of(tmp_path)
-    assert f"best.pt ({best['env_steps']:,} env_steps, score {best['score']:.2f})" in capsys.readouterr().out

@@ -2,8 +2,6 @@
 
 import json
 import multiprocessing
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,6 @@ from failing_envs import EPISODE_LENGTH
 from one_policy import CPU, make_buffers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_appo import metrics
-from test_train import run_train
 
 from appo import APPO
 from config import make_config
@@ -81,14 +78,7 @@ def test_evaluations_are_rows_of_the_metrics(finished: APPO) -> None:
     evaluated = {(row["eval_env_steps"], row["eval_sgd_steps"]) for row in rows}
     assert len(evaluated) == len(rows), "the learner may go on after the last step, but the same is not played twice"
     assert not any(row.keys() & KEYS for row in metrics(finished.cfg.run_dir) if row not in rows)
-
-
-def test_evaluations_are_in_the_log_and_the_last_one_in_the_summary(finished: APPO) -> None:
-    rows, log = evaluations(finished), (finished.cfg.run_dir / "log.txt").read_text()
     assert summary(finished)["evaluation"] == [{name: rows[-1][name] for name in KEYS}]
-    assert log.count("evaluation at") == len(rows)
-    for row in rows:
-        assert f"evaluation at env_steps={row['eval_env_steps']:,}: return {row['eval_return']:.2f}" in log
 
 
 def test_evaluations_are_scalars_at_the_env_steps_of_their_weights(finished: APPO) -> None:
@@ -97,13 +87,6 @@ def test_evaluations_are_scalars_at_the_env_steps_of_their_weights(finished: APP
     for name in KEYS - {"eval_env_steps", "eval_sgd_steps"}:
         scalars = [(event.step, event.value) for event in events.Scalars(f"eval/{name.removeprefix('eval_')}")]
         assert scalars == [(row["eval_env_steps"], pytest.approx(row[name])) for row in evaluations(finished)]
-
-
-def test_resumed_run_keeps_its_last_evaluation(finished: APPO) -> None:
-    before = summary(finished)["evaluation"]
-    with APPO("CartPole-v1", train_dir=finished.cfg.train_dir, serial_mode=True, eval_every_env_steps=0) as appo:
-        appo.train(200)
-    assert summary(appo)["evaluation"] == before
 
 
 # ---- beside the training ---------------------------------------------------------------------------------------------
@@ -161,17 +144,6 @@ def test_stop_does_not_wait_for_a_long_evaluation(tmp_path: Path, when: str) -> 
     assert not evaluations(appo)
     assert "killed" not in (appo.cfg.run_dir / "log.txt").read_text(), "every process has left by itself"
     assert not multiprocessing.active_children()
-
-
-def test_ctrl_c_does_not_wait_for_a_long_evaluation(tmp_path: Path) -> None:
-    (tmp_path / "my_env.py").write_text(f"import sys\nsys.path.append({os.path.dirname(__file__)!r})\n"
-                                        "from failing_envs import EndlessEvaluation\n")
-    outcome = run_train(
-        tmp_path, "--env=my_env:EndlessEvaluation", "--num_workers=1", "--num_envs_per_worker=4", "--rollout=16",
-        "--batch_size=128", "--encoder_mlp_layers=16", "--report_interval_sec=0.2", "--eval_every_env_steps=10",
-        disturb=lambda process: os.killpg(process.pid, signal.SIGINT))
-    assert (outcome.status, outcome.err) == (0, "")
-    assert "killed" not in outcome.out
 
 
 def test_failing_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:

@@ -4,15 +4,12 @@ In those with a reward shaping nothing but the shaping decides what is earned. A
 which a test that reads it clears first; it is of use where everything runs in one process.
 """
 
-import multiprocessing
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-
-from runtime.seeding import ENVIRONMENT, derive_seed
 
 STEPS = 4  # of an episode
 
@@ -40,7 +37,6 @@ class Payday(gym.Env):
 
     def __init__(self) -> None:
         self.shaping = Payday.get_default_reward_shaping(self)
-        self.first_seed: int | None = None
 
     def get_default_reward_shaping(self) -> Any:
         return {"pay": 1, "bonus": {"at_end": (0.5, True)}}
@@ -52,7 +48,6 @@ class Payday(gym.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         TAPE.append(Call(self, "reset"))
-        self.first_seed = seed if self.first_seed is None else self.first_seed
         self.t, self.earned = 0, 0.0
         return self.observe(), {}
 
@@ -89,36 +84,6 @@ class Misleading(Payday):
 class BadShaping(Payday):
     def get_default_reward_shaping(self) -> Any:
         return {"pay": 1, "bonus": {"at_end": ("a lot", True)}}
-
-
-# of four environments, in one split or in two
-THIRD = {derive_seed(0, ENVIRONMENT, index=0, part=2), derive_seed(0, ENVIRONMENT, index=1, part=0)}
-FOURTH = {derive_seed(0, ENVIRONMENT, index=0, part=3), derive_seed(0, ENVIRONMENT, index=1, part=1)}
-
-
-class NewKey(Payday):
-    """Offers one number more in the environment of a certain seed."""
-
-    seeds: ClassVar[set[int]]
-
-    def get_default_reward_shaping(self) -> Any:
-        return super().get_default_reward_shaping() | ({"tip": 0.1} if self.first_seed in self.seeds else {})
-
-
-class MissingKey(NewKey):
-    """Offers one number less there."""
-
-    def get_default_reward_shaping(self) -> Any:
-        shaping = super().get_default_reward_shaping()
-        return {"pay": 1} if self.first_seed in self.seeds else shaping
-
-
-class NewKeyInThird(NewKey):
-    seeds = THIRD
-
-
-class MissingKeyInFourth(MissingKey):
-    seeds = FOURTH
 
 
 # ---- several agents --------------------------------------------------------------------------------------------------
@@ -199,35 +164,9 @@ def all_play_first(agents: Sequence[str], num_policies: int, rng: np.random.Gene
     return [0] * len(agents)
 
 
-def negative(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> list[int]:
-    return [-1] * len(agents)
-
-
 def too_large(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> list[int]:
     return [num_policies] * len(agents)
 
 
 def one_too_few(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> list[int]:
     return [0] * (len(agents) - 1)
-
-
-def one_too_many(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> list[int]:
-    return [0] * (len(agents) + 1)
-
-
-def fractions(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> list[float]:
-    return [0.0] * len(agents)
-
-
-def nothing(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> None:
-    """Return no mapping."""
-
-
-def seldom_second(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> list[int]:
-    return [int(rng.random() < 0.02) for _ in agents]
-
-
-def goes_wrong_later(agents: Sequence[str], num_policies: int, rng: np.random.Generator) -> list[int]:
-    """Map to a policy that does not exist, now and then, but only in a child process."""
-    in_child = multiprocessing.parent_process() is not None
-    return [num_policies if in_child and rng.random() < 0.001 else int(rng.integers(num_policies)) for _ in agents]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from python_server import DEADLINE_SEC, ROOT, python
 
-NUMBER = re.compile(r"[+-]?\d[\d,.]*")
 LINKED = [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "envs", "examples", "runtime", "tools"))]
 # whoever runs the tests has done these
 NOT_RUN = ("python3 -m venv", "pip install", "-m pytest", "source .venv/bin/activate")
@@ -145,13 +144,7 @@ def run(folder: Path, command: str) -> subprocess.CompletedProcess:
              "PYTHONPATH": str(folder)})  # train.py is a link, its folder another one
 
 
-def outputs(page: Path) -> dict[str, tuple[str, bool]]:
-    """Return what a page shows below a block of one command, and whether that is exact."""
-    found = re.findall(r"^```bash\n([^\n]+)\n```\n+(<!-- exact -->\n)?```text\n(.*?)^```", page.read_text(),
-                       re.MULTILINE | re.DOTALL)
-    return {command: (shown, bool(exact)) for command, exact, shown in found}
-
-
-def form(text: str) -> list[str]:
-    """Return a text's lines with # for each number and one space for several."""
-    return [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
+def exact_outputs(page: Path) -> dict[str, str]:
+    """Return what a page shows, and calls exact, below a block of one command."""
+    return dict(re.findall(r"^```bash\n([^\n]+)\n```\n+<!-- exact -->\n```text\n(.*?)^```", page.read_text(),
+                           re.MULTILINE | re.DOTALL))

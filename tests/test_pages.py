@@ -1,13 +1,9 @@
-"""The pages of the documentation: their commands work as typed, their links lead somewhere, README is short.
+"""The pages of the documentation: their commands work as typed, their links lead somewhere.
 
 The commands run in the order of the pages, in one folder, since later pages use the runs of earlier ones.
 """
 
-import ast
-import io
 import re
-import tokenize
-from collections.abc import Iterable
 from pathlib import Path
 
 import pages
@@ -53,36 +49,6 @@ def test_the_commands_of_every_page_are_run() -> None:
     assert len(pages.commands(README)) >= 7
 
 
-def test_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= 150
-
-
-def code_lines(paths: Iterable[Path]) -> int:
-    """Count the lines that hold code: not those that are blank, a comment or a part of a docstring."""
-    count, layout = 0, {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    for source in (path.read_text() for path in paths):
-        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        lines = {line for token in tokens if token.type not in layout
-                 for line in range(token.start[0], token.end[0] + 1) if token.string}
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-                lines -= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
-        count += len(lines)
-    return count
-
-
-def test_readme_counts_the_lines_of_code_as_they_are() -> None:
-    text = README.read_text()
-    path = {ROOT / name for row in re.findall(r"^\| (`\w+\.py`.*?) \|", text, re.MULTILINE)
-            for name in re.findall(r"`(\w+\.py)`", row)}
-    every = [file for folder in (".", "envs", "runtime") for file in (ROOT / folder).glob("*.py")]
-    num_files, lines = re.search(r"transition passes through \| (\d+) files, ([\d,]+) lines", text).groups()
-    assert int(num_files) == len(path)
-    assert int(lines.replace(",", "")) == pytest.approx(code_lines(path), rel=0.03)
-    total = re.search(r"all that trains \| ([\d,]+) lines", text)[1]
-    assert int(total.replace(",", "")) == pytest.approx(code_lines(every), rel=0.03)
-
-
 def anchors(page: Path) -> set[str]:
     """Return what GitHub calls the headings of a page."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -118,14 +84,3 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r'\]\(\s*([^)\s]+)(?:\s+"[^"]*")?\s*\)', re.sub(r"`[^`\n]*`", "", text))
     broken = {link: why for link in links if ":" not in link and (why := why_broken(page, link))}
     assert not broken
-
-
-@pytest.mark.parametrize(("link", "why"), [
-    ("docs/design.md", None), ("docs/design.md#decisions-and-where-they-differ-from-sample-factory", None),
-    ("#non-goals", None), ("train.py#L1-L5", None), ("docs/no.md", "no such file"), ("#no", "no such heading"),
-    ("train.py#L9999", "no such lines"), ("train.py#L5-L1", "no such lines"), ("train.py#main", "neither"),
-    ("../README.md", "no such file"),
-])
-def test_a_broken_link_is_found(link: str, why: str | None) -> None:
-    found = why_broken(README, link)
-    assert found == why if why is None else found.startswith(why)

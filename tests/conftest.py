@@ -8,7 +8,6 @@ import pytest
 import torch
 from pretend_gpu import register_device
 
-
 ENVIRONMENT = dict(os.environ)
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same tests everywhere, before a GPU is looked for
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, and all that it starts

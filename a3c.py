@@ -23,7 +23,7 @@ from impala import PolicyGradient, PolicyGradientSettings
 from trainer import Trainer
 from vtrace import gae
 
-# measured for Atari and classic control without a memory (docs/performance.md), for the others not
+# measured for Atari and classic control without a memory (docs/tried.md), for the others not
 COMMON: dict[str, Any] = {
     "num_learners": 2, "num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 7e-4}
 PROFILES: dict[str, dict[str, Any]] = {

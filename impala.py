@@ -53,7 +53,7 @@ class Settings(PolicyGradientSettings):
     vtrace_c: float = option(1.0, "impala", "c_bar, the truncation of the V-trace traces", bounds=POSITIVE)
 
 
-# measured for Atari and classic control without a memory (docs/performance.md), for the others not
+# measured for Atari and classic control without a memory (docs/tried.md), for the others not
 COMMON: dict[str, Any] = {"num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 1e-3}
 PROFILES: dict[str, dict[str, Any]] = {
     "atari": COMMON | {"rollout": 16, "batch_size": 512, "normalize_returns": False},

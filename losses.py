@@ -57,7 +57,7 @@ def normalize_advantages(advantages: Tensor, moments: Tensor) -> Tensor:
 
     A deviation below 1 % of the root mean square of targets and advantages counts as that. Once a task is solved, all
     advantages are errors of the value estimates: scaled to 1 they would let the policy walk at random until it fails
-    (CartPole: values of 100, a deviation of 0.001, returns of 500 that fell to 160; `docs/performance.md`). The price:
+    (CartPole: values of 100, a deviation of 0.001, returns of 500 that fell to 160; `docs/tried.md`). The price:
     where the same large reward comes in every step whatever is done, all else counts as noise; subtract it.
 
     moments: means and deviations of the advantages, and of the targets, [2, 2].

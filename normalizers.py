@@ -201,7 +201,7 @@ class ReturnNormalizer(Held, nn.Module):
 
     The return of a decision is the discounted rewards until its trajectory ends, and the mean itself for what follows.
     No value takes part: values are read in these units, and with a share in them they could grow without end
-    (`docs/performance.md`).
+    (`docs/tried.md`).
     """
 
     WINDOW = 125_000

@@ -1,7 +1,7 @@
 """What the layout of images, the activation and the copying of rows cost: `python -m docs.encoder`.
 
 The Nature CNN in bfloat16 on one core: us per image of acting (16 images) and of one training pass (264 images); and us
-per image of gathering 16 rows of trajectories. Quoted in `docs/performance.md`, `encoders.py` and `envs/families.py`.
+per image of gathering 16 rows of trajectories. Quoted in `encoders.py` and `envs/families.py`.
 """
 
 from collections.abc import Callable

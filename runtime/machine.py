@@ -127,7 +127,7 @@ def choose_niceness(cfg: Config, device: torch.device) -> tuple[int, int]:
 
     Several epochs on a CPU: the learner has most of the work, and delaying the samplers lowers the lag. One epoch: the
     learner would only wait for the samplers, so rollout workers are as urgent; policy workers come last, since requests
-    gather meanwhile, and larger batches are cheaper. `docs/performance.md` has the figures.
+    gather meanwhile, and larger batches are cheaper. `docs/tried.md` has the figures.
     On a GPU policy workers only hand work on, and everybody waits for that (this was not measured).
     """
     if device.type != "cpu":

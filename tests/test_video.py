@@ -12,7 +12,6 @@ from PIL import Image
 import evaluate
 from appo import APPO
 from runtime.user_error import UserError
-from tools import video
 from tools.video import VideoWriter
 
 
@@ -76,16 +75,6 @@ def test_an_mp4_of_an_odd_size_gets_one_more_row_and_column(tmp_path: Path) -> N
     for frame, shown in zip(frames, (still, still[::-1]), strict=True):
         assert frame.shape == (32, 46, 3)
         assert abs(frame[:31, :45].astype(int) - shown).mean() < 8
-
-
-def test_a_long_gif_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video, "MAX_GIF_FRAMES", 5)
-    writer = VideoWriter(tmp_path / "film.gif", 50.0)
-    for index in range(8):
-        writer.add(SimpleNamespace(render=lambda index=index: np.full((16, 24, 3), 10 * index, np.uint8)))
-    writer.close()
-    with Image.open(tmp_path / "film.gif") as gif:
-        assert gif.n_frames == 5
 
 
 @pytest.mark.parametrize(("name", "ffmpeg", "hint"), [

@@ -3,59 +3,46 @@
 A study is a TOML file: one task, a goal, settings to compare as flags of `train.py`, seeds:
 
     flags = "--env PongNoFrameskip-v4"      # of every run
-    goal = 18.0                             # mean true return of 100 episodes; left out: each run takes its time
-    max_minutes = 8.0                       # a run that has not come so far is counted as failed
+    goal = 18.0                             # left out: each run takes its time
+    max_minutes = 8.0                       # a run that has not come so far has failed
     seeds = [0, 1, 2]
-    eval_episodes = 20                      # then score best.pt; left out: do not
-    by_evaluation = true                    # the goal is one of evaluations during training (--eval_every_env_steps in
-                                            # the flags), for algorithms that explore; left out: of training itself
+    key = "eval_return"                     # what shall reach the goal: evaluations during training; left out: the
+                                            # mean true return of 100 episodes of training
     [settings]
     default = ""
     "two epochs" = "--num_epochs 2"
 
 Runs follow one another, all settings with the first seed first, since two at once would measure each other. Each is a
-command of its own, stopped when it has reached the goal; its minutes count from the start of the command. What is
-finished is kept in `results.jsonl`, so that a study that was interrupted goes on where it was. At the end of each run
-`table.md` and `curves.png` are written anew: median minutes and env_steps with their intervals, and mean curves.
+command of its own, stopped at the goal; its minutes count from the start of the command. What is finished stands in
+`results.jsonl`, so the same command goes on with the rest. `table.md` is written after each run, `curves.png` at the
+end.
 """
 
 import argparse
 import json
 import math
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import psutil
-from scipy import stats
-
-from runtime.files import LineFile, read_lines
-from runtime.policy_records import RETURN_WINDOW
-from runtime.user_error import UserError, nearest
-from tools.plot import draw, read_rows
+from runtime.files import read_lines
+from runtime.user_error import UserError
+from tools.plot import draw, read_curves
 
 ROOT = Path(__file__).resolve().parent.parent
-NEVER = 1e12  # minutes or env_steps of a run that has not reached the goal
-BUSY_PERCENT = 10.0  # of one core, taken by other programs before a run begins
-SETTLE_SEC = 2.0  # what the run before has left to do takes so long
+WINDOW = 100  # episodes that mean_return is over
 STOP_SEC = 120.0  # a run that was told to stop may take so long
 
 
-class RunFailed(RuntimeError):
-    """A run of the study failed; the text names its log."""
-
-
-@dataclass(frozen=True)
-class Study:
+class Study(NamedTuple):
     """What a study's file says."""
 
     flags: str
@@ -63,231 +50,93 @@ class Study:
     seeds: list[int]
     settings: dict[str, str]
     goal: float = math.inf
-    eval_episodes: int = 0
-    by_evaluation: bool = False
-
-    def score(self, row: dict[str, Any]) -> float | None:
-        """Return the score in a row of metrics: a mean over a full window of episodes, or an evaluation; None."""
-        if self.by_evaluation:
-            return row.get("eval_return")
-        return row["mean_return"] if row["num_episodes"] >= RETURN_WINDOW else None
+    key: str = "mean_return"
 
     def is_reached(self, row: dict[str, Any]) -> bool:
-        """Tell whether the score of a row is at the goal."""
-        score = self.score(row)
-        return score is not None and score >= self.goal
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one run has come to. Minutes count from the start of the command."""
-
-    setting: str
-    flags: str
-    seed: int
-    reached: bool
-    minutes: float  # to the goal, or to the end
-    train_minutes: float  # of these, without the start of the processes
-    env_steps: int
-    mean_return: float | None  # of the last 100 episodes, or the last evaluation; None when there were fewer
-    others_percent: float  # what other programs took before it began, percent of one core
-    evaluation: dict[str, float] = field(default_factory=dict)
+        """Return whether a row of metrics is at the goal."""
+        is_full = self.key != "mean_return" or row.get("num_episodes", 0) >= WINDOW
+        return is_full and row.get(self.key) is not None and row[self.key] >= self.goal
 
 
 def read_study(path: Path) -> Study:
-    """Read a study. Raises `UserError`, naming what is wrong."""
+    """Read a study. Raises `UserError`, saying what is wrong."""
     try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return Study(**tomllib.loads(path.read_text()))
+    except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
         raise UserError(f"{path} is no study: {error}") from error
-    known = Study.__dataclass_fields__
-    for name in content:
-        if name not in known:
-            raise UserError(f"{path}: unknown key {name}{nearest(name, known)}")
-    missing = {"flags", "max_minutes", "seeds", "settings"} - content.keys()
-    if missing:
-        raise UserError(f"{path}: {', '.join(sorted(missing))} is missing")
-    study = Study(**content)
-    if not study.seeds or not study.settings:
-        raise UserError(f"{path}: give at least one seed and one setting")
-    if any("/" in name for name in study.settings):
-        raise UserError(f"{path}: the name of a setting is also that of a folder, without '/'")
-    return study
 
 
-# ---- running -----------------------------------------------------------------------------------------------------
+def run(study: Study, flags: str, seed: int, run_dir: Path) -> dict[str, Any]:
+    """Train once, to the goal or for the time there is; return what came of it. Raises `UserError` when it failed."""
+    shutil.rmtree(run_dir, ignore_errors=True)  # of a study that was interrupted
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(ROOT / "train.py"), *shlex.split(flags), "--train_dir", str(run_dir.parent),
+               "--experiment", run_dir.name, "--seed", str(seed), "--report_interval_sec", "1"]
+    log, begun, minutes, row = run_dir.with_suffix(".txt"), time.monotonic(), 0.0, {}
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
+        try:
+            while process.poll() is None and minutes < study.max_minutes and not study.is_reached(row):
+                time.sleep(0.2)
+                minutes, row = (time.monotonic() - begun) / 60, last_row(run_dir / "metrics.jsonl")
+            process.terminate()
+            process.wait(STOP_SEC)
+        finally:
+            process.kill()
+    if process.returncode or not row:
+        raise UserError(f"a run failed, see {log}")
+    scores = read_curves(run_dir, study.key)[0][:, 2]
+    return {"flags": flags, "seed": seed, "reached": study.is_reached(row), "minutes": minutes,
+            "env_steps": row["env_steps"], "score": scores[-1] if len(scores) else None}
+
+
+def last_row(metrics: Path) -> dict[str, Any]:
+    """Read the last whole row of a run's metrics; empty before there is one."""
+    lines = metrics.read_bytes().split(b"\n")[:-1] if metrics.exists() else []
+    return json.loads(lines[-1]) if lines else {}
+
+
+def show(values: Iterable[float | None]) -> str:
+    """Write the median and the range of some values, of which None stands for never."""
+    values = sorted(math.inf if value is None else value for value in values)
+    median, *ends = (f"{value:,.4g}" if value < math.inf else "never"
+                     for value in (statistics.median(values), values[0], values[-1]))
+    return median if {median} == {*ends} else f"{median} ({ends[0]} to {ends[1]})"
+
+
+def make_table(study: Study, results: list[dict[str, Any]]) -> str:
+    """Write the table of a study in Markdown, the settings in their order."""
+    lines = [f"Until {study.key} is {study.goal:g}, for at most {study.max_minutes:g} minutes: median and range of the "
+             f"seeds. `{study.flags}`", "", "| setting | reached | minutes | thousand env_steps | last score |",
+             "| --- | --- | --- | --- | --- |"]
+    for setting, flags in study.settings.items():
+        runs = [result for result in results if result["flags"] == f"{study.flags} {flags}"]
+        reached = [run["reached"] for run in runs]
+        if runs:
+            cells = [setting, f"{sum(reached)} of {len(runs)}",
+                     show(run["minutes"] if run["reached"] else None for run in runs),
+                     show(run["env_steps"] / 1000 if run["reached"] else None for run in runs),
+                     show(run["score"] for run in runs)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def run_study(study: Study, folder: Path) -> None:
-    """Run what is not finished yet. Raises `UserError` when settings have changed since, `RunFailed`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "results.jsonl"
-    lines = LineFile(path)
-    results = [Result(**result) for result in read_lines(path)]
-    for result in results:
-        if result.setting in study.settings and result.flags != flags_of(study, result.setting):
-            raise UserError(f"{folder} holds runs of '{result.setting}' with other flags ({result.flags}); choose "
-                            "another name or folder")
-    finished = {(result.setting, result.seed) for result in results}
+    """Run what is not finished yet; write the table after each run, and the picture at the end."""
+    path, run_dirs = folder / "results.jsonl", []
     for seed in study.seeds:
-        for setting in study.settings:
-            if (setting, seed) in finished:
-                continue
-            result = run(study, setting, folder / setting / f"seed_{seed}", seed)
-            lines.add(json.dumps(asdict(result)))
-            lines.flush()
-            results.append(result)
-            print(describe(result), flush=True)
-            write_report(study, results, folder)
-    write_report(study, results, folder)  # also of runs that were copied here
-
-
-def flags_of(study: Study, setting: str) -> str:
-    """Join the flags of every run and those of a setting."""
-    return f"{study.flags} {study.settings[setting]}".strip()
-
-
-def run(study: Study, setting: str, run_dir: Path, seed: int) -> Result:
-    """Train once, to the goal or for the time there is, and score what came of it."""
-    others = busy_percent()
-    if others > BUSY_PERCENT:
-        print(f"other programs take {others:.0f} % of a core: times will be too long", flush=True)
-    flags, where = flags_of(study, setting), ["--train_dir", str(run_dir.parent), "--experiment", run_dir.name]
-    log, metrics = run_dir.with_suffix(".txt"), run_dir / "metrics.jsonl"
-    run_dir.parent.mkdir(exist_ok=True)
-    restart = "overwrite" if (run_dir / "config.json").exists() else "resume"
-    command = [sys.executable, str(ROOT / "train.py"), *shlex.split(flags), *where, "--seed", str(seed),
-               "--report_interval_sec", "1", "--restart_behavior", restart]
-    begun_at = time.time()
-    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
-        try:
-            row, minutes = follow(process, metrics, study, begun_at)
-        finally:
-            stop(process)
-    if process.returncode or row is None:
-        raise RunFailed(f"'{setting}' with seed {seed} failed, see {log}")
-    mean_return = next(filter(None, map(study.score, [row, *reversed(read_rows(run_dir))])), None)
-    evaluation = evaluate(study.eval_episodes, run_dir, where, log) if study.eval_episodes else {}
-    return Result(setting, flags, seed, study.is_reached(row), minutes, row["wall_sec"] / 60, row["env_steps"],
-                  mean_return, others, evaluation)
-
-
-def follow(process: subprocess.Popen, metrics: Path, study: Study, begun_at: float
-           ) -> tuple[dict[str, Any] | None, float]:
-    """Wait until a run has reached the goal, or its time is over, or it has ended; return its last row and minutes."""
-    begun = time.monotonic()
-    while True:
-        is_over = process.poll() is not None
-        minutes, row = (time.monotonic() - begun) / 60, last_row(metrics, begun_at)
-        if is_over or minutes >= study.max_minutes or (row and study.is_reached(row)):
-            return row, minutes
-        time.sleep(0.2)
-
-
-def last_row(metrics: Path, begun_at: float) -> dict[str, Any] | None:
-    """Read the last whole row of a run's metrics; None before there is one (an older run's do not count)."""
-    if not metrics.exists() or metrics.stat().st_mtime < begun_at:
-        return None
-    with metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - 20_000))
-        lines = file.read().split(b"\n")[:-1]
-    return json.loads(lines[-1]) if lines else None
-
-
-def stop(process: subprocess.Popen) -> None:
-    """Stop a run in an orderly way, so that it saves; kill it when it does not."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_SEC)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def evaluate(num_episodes: int, run_dir: Path, where: Sequence[str], log: Path) -> dict[str, float]:
-    """Score a run's best checkpoint with `evaluate.py`; return its mean and standard deviation."""
-    env = json.loads((run_dir / "config.json").read_text())["env"]
-    command = [sys.executable, str(ROOT / "evaluate.py"), "--env", env, *where, "--episodes", str(num_episodes)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    with log.open("a") as file:
-        file.write(finished.stdout + finished.stderr)
-    if finished.returncode:
-        raise RunFailed(f"evaluate.py failed, see {log}")
-    mean, _, deviation = finished.stdout.split("episodes: return", 1)[1].split()[:3]
-    return {"mean": float(mean), "deviation": float(deviation)}
-
-
-def busy_percent() -> float:
-    """Measure what other programs take of the processor, in percent of one core."""
-    time.sleep(SETTLE_SEC)
-    return psutil.cpu_percent(1.0) * psutil.cpu_count()
-
-
-# ---- reporting ---------------------------------------------------------------------------------------------------
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median, and the ends of its 95 % interval by the bootstrap (percentiles), of values without order.
-
-    Of three values the interval reaches from the smallest to the largest; of one it is that value.
-    """
-    median = statistics.median(values)
-    if len(set(values)) == 1:
-        return median, median, median
-    interval = stats.bootstrap((np.array(values),), np.median, method="percentile",
-                               rng=np.random.default_rng(0)).confidence_interval
-    return median, float(interval.low), float(interval.high)
-
-
-def show(values: Iterable[float], digits: int) -> str:
-    """Write a median and its interval; never: more than half of the runs have not reached the goal."""
-    texts = [f"{value:,.{digits}f}" if value < NEVER / 100 else "never" for value in median_interval(list(values))]
-    return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
-
-
-def describe(result: Result) -> str:
-    """Say in one line what a run has come to."""
-    score = "too few episodes" if result.mean_return is None else f"mean return {result.mean_return:.2f}"
-    evaluated = f", evaluated {result.evaluation['mean']:.2f}" if result.evaluation else ""
-    return (f"{result.setting}, seed {result.seed}: {score} after {result.minutes:.2f} min and "
-            f"{result.env_steps:,} env_steps{evaluated}")
-
-
-def make_table(study: Study, results: Sequence[Result]) -> str:
-    """Write the table of a study in Markdown, the settings in their order."""
-    has_goal = math.isfinite(study.goal)
-    head = ["setting", "reached", "minutes", "thousand env_steps"] if has_goal else ["setting", "runs", "mean return"]
-    head += ["evaluated"] * bool(study.eval_episodes)
-    rows = [head, ["---"] * len(head)]
-    for setting in study.settings:
-        runs = [result for result in results if result.setting == setting]
-        if not runs:
-            continue
-        if has_goal:
-            reached = sum(run.reached for run in runs)
-            rows.append([setting, f"{reached} of {len(runs)}",
-                         show((run.minutes if run.reached else NEVER for run in runs), 2),
-                         show((run.env_steps / 1000 if run.reached else NEVER for run in runs), 0)])
-        else:
-            returns = [run.mean_return for run in runs if run.mean_return is not None]
-            rows.append([setting, str(len(runs)), show(returns, 1) if returns else "fewer than 100 episodes"])
-        if study.eval_episodes:
-            rows[-1].append(", ".join(f"{run.evaluation['mean']:.1f}" if run.evaluation else "-" for run in runs))
-    of = " in an evaluation" if study.by_evaluation else ""
-    goal = f"Until a mean return of {study.goal:g}{of}" if has_goal else f"After {study.max_minutes:g} minutes"
-    lines = [f"{goal}; median of the seeds and its 95 % interval (bootstrap). `{study.flags}`", ""]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
-
-
-def write_report(study: Study, results: Sequence[Result], folder: Path) -> None:
-    """Write the table and the picture."""
-    (folder / "table.md").write_text(make_table(study, results))
-    run_dirs = [folder / setting / f"seed_{result.seed}" for setting in study.settings
-                for result in results if result.setting == setting]
-    key = "eval_return" if study.by_evaluation else "mean_return"
-    drawn = [run_dir for run_dir in run_dirs if any(row.get(key) is not None for row in read_rows(run_dir))]
-    if drawn:
-        draw(drawn, folder / "curves.png", study.goal if math.isfinite(study.goal) else None, key, by_folder=True)
+        for setting, own_flags in study.settings.items():
+            flags, run_dir = f"{study.flags} {own_flags}", folder / setting / f"seed_{seed}"
+            if not any((result["flags"], result["seed"]) == (flags, seed) for result in read_lines(path)):
+                result = run(study, flags, seed, run_dir)
+                with path.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+            run_dirs.append(run_dir)
+            (folder / "table.md").write_text(make_table(study, read_lines(path)))
+    print((folder / "table.md").read_text())
+    run_dirs = [run_dir for run_dir in run_dirs if len(read_curves(run_dir, study.key)[0])]
+    if run_dirs:
+        goal = study.goal if math.isfinite(study.goal) else None
+        draw(run_dirs, folder / "curves.png", goal, study.key)
 
 
 def main(argv: list[str]) -> int:
@@ -297,14 +146,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("folder", type=Path, help="where the runs, the table and the picture lie")
     args = parser.parse_args(argv)
     try:
-        study = read_study(args.study)
-        run_study(study, args.folder)
-        print((args.folder / "table.md").read_text())
+        run_study(read_study(args.study), args.folder)
     except UserError as error:
         print(f"study.py: {error}", file=sys.stderr)
         return 2
-    except (RunFailed, KeyboardInterrupt) as error:
-        print(f"study.py: {str(error) or 'stopped; the same command goes on'}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("study.py: stopped; the same command goes on", file=sys.stderr)
         return 1
     return 0
 

@@ -1,6 +1,6 @@
 """Draw the pictures of the documentation: `python -m docs.pictures`, or some, `python -m docs.pictures vtrace`.
 
-The pictures of real runs beside them are drawn by tools/timeline.py, tools/plot.py and tools/learning_gif.py.
+The pictures of real runs beside them were drawn by tools/timeline.py and tools/plot.py.
 """
 
 import sys

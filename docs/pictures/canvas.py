@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch, Polygon
 from matplotlib.path import Path as Line
 
-from tools.style import INK, LEARNER, MEMORY, POLICY, ROLLOUT, SETTINGS, SOFT, WAIT, WARN, tint
+from docs.pictures.style import INK, LEARNER, MEMORY, POLICY, ROLLOUT, SETTINGS, SOFT, WAIT, WARN, tint
 
 WIDTH = 830
 PIXEL = 72 / 96  # points
@@ -137,11 +137,8 @@ class Canvas:
         self.words(right - 4, y + 13, text, color=SOFT, at="right", size=11)
 
     def save(self, path: Path) -> None:
-        """Write the page as SVG, or as PNG of twice the pixels."""
+        """Write the page as SVG."""
         with mpl.rc_context(SETTINGS):
-            if path.suffix == ".png":
-                self.figure.savefig(path, dpi=192, metadata={"Software": None})
-                return
             self.figure.savefig(path, metadata={"Date": None, "Creator": None})
         path.write_text(shorten(path.read_text()))
 

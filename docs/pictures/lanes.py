@@ -1,7 +1,7 @@
 """Drawings of time: lanes of work and waiting, versions of weights, a population."""
 
 from docs.pictures.canvas import Canvas
-from tools.style import INK, LEARNER, LINES, MEMORY, POLICY, ROLLOUT, SOFT, WAIT, WARN
+from docs.pictures.style import INK, LEARNER, LINES, MEMORY, POLICY, ROLLOUT, SOFT, WAIT, WARN
 
 LEFT, RIGHT = 150, 814  # where lanes begin and end
 

@@ -4,7 +4,7 @@ import matplotlib as mpl
 import numpy as np
 
 from docs.pictures.canvas import PIXEL, WIDTH, Canvas
-from tools.style import INK, LEARNER, MEMORY, POLICY, ROLLOUT, SETTINGS, SOFT, WAIT, WARN
+from docs.pictures.style import INK, LEARNER, MEMORY, POLICY, ROLLOUT, SETTINGS, SOFT, WAIT, WARN
 
 ARROW, MINUS, TIMES = "\N{RIGHTWARDS ARROW}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 RATIO, GAMMA, DELTA, RHO, PI, MU, LAMBDA = "\u03c0/\u03bc", "\u03b3", "\u03b4", "\u03c1", "\u03c0", "\u03bc", "\u03bb"

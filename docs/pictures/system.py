@@ -1,7 +1,7 @@
 """Drawings of the whole system: its parts, the way of a transition through them, its memory, and what swaps or dies."""
 
 from docs.pictures.canvas import Canvas
-from tools.style import INK, LEARNER, MEMORY, POLICY, ROLLOUT, SOFT, WARN
+from docs.pictures.style import INK, LEARNER, MEMORY, POLICY, ROLLOUT, SOFT, WARN
 
 
 def architecture() -> Canvas:

@@ -94,13 +94,6 @@ class Exported(nn.Module):
         return {name: " ".join(text.split()) for name, text in said.items()}
 
 
-def load_policy(args: argparse.Namespace) -> tuple[Exported, str]:
-    """Load the policy that `evaluate.py` would play; say which one it is."""
-    loaded = load(args.run_dir, policy=args.policy if args.policy >= 0 else None, checkpoint=args.checkpoint,
-                  precision="float32", trust_run=args.trust_run)
-    return Exported(loaded.algorithm, loaded.model, loaded.kind.obs_space, loaded.kind.action_space), loaded.source
-
-
 def trace(policy: Exported) -> torch.export.ExportedProgram:
     """Turn a policy into a graph of operators. Raises `UserError` for code of a user's that cannot be."""
     for part in policy.model.modules():
@@ -135,20 +128,20 @@ def export(args: argparse.Namespace) -> None:
         raise UserError(f"{args.file} must end in .onnx or .pt2")
     if args.file.suffix == ".onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
         raise UserError(f"{args.file}: pip install onnx==1.23.2 onnxscript==0.7.2; or export a .pt2, which needs none")
-    policy, source = load_policy(args)
+    loaded = load(args.run_dir, policy=args.policy if args.policy >= 0 else None, checkpoint=args.checkpoint,
+                  precision="float32", trust_run=args.trust_run)  # the one that evaluate.py would play
+    policy = Exported(loaded.algorithm, loaded.model, loaded.kind.obs_space, loaded.kind.action_space)
     inputs, program = policy.examples(), trace(policy)
     outputs = policy(inputs)
-    about = {"policy": source} | {name: text for name, text in policy.meanings().items() if name in inputs | outputs}
-    try:
-        args.file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(args.file) as file:
-            if args.file.suffix == ".onnx":
-                file.write(to_onnx(program, inputs, outputs, about))
-            else:
-                torch.export.save(program, file, extra_files={"about.json": json.dumps(about, indent=2)})
-    except OSError as error:
-        raise UserError(f"{args.file} cannot be written ({error.strerror}); choose another place") from error
-    print(f"exported {source} to {args.file}, float32")
+    said = {name: text for name, text in policy.meanings().items() if name in inputs | outputs}
+    about = {"policy": loaded.source} | said
+    args.file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(args.file) as file:
+        if args.file.suffix == ".onnx":
+            file.write(to_onnx(program, inputs, outputs, about))
+        else:
+            torch.export.save(program, file, extra_files={"about.json": json.dumps(about, indent=2)})
+    print(f"exported {loaded.source} to {args.file}, float32")
     for name, tensor in (inputs | outputs).items():
         shape, dtype = ", ".join(["batch", *map(str, tensor.shape[1:])]), str(tensor.dtype).removeprefix("torch.")
         print(f"{'input' if name in inputs else 'output'} {name}: {dtype} [{shape}], {about[name]}")

@@ -29,7 +29,7 @@ from runtime.machine import body_dtype, choose_device
 from runtime.policy import best_policy, find_policy
 from runtime.seeding import EVALUATION, derive_seed
 from runtime.stop import end
-from runtime.user_error import EnvironmentFailure, UserError
+from runtime.user_error import UserError
 from tools import tournament
 from tools.video import VideoWriter
 
@@ -200,9 +200,6 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return 2
-    except EnvironmentFailure as error:
-        print(f"{error.where()}evaluate.py: {error}", file=sys.stderr)
-        return 1
     return 0
 
 

@@ -38,11 +38,10 @@ def main(argv: list[str]) -> int:
         if STOP_SIGNAL() and not training:  # whatever the signal has interrupted
             complain("train.py: ended before the training began")
             return 0
-        if not isinstance(error, KeyboardInterrupt | UserError | ComponentError):
+        told_in_one_line = KeyboardInterrupt | UserError | ComponentError
+        if isinstance(error, EnvironmentFailure) or not isinstance(error, told_in_one_line):
             raise
-        text = (error.where() if isinstance(error, EnvironmentFailure) else "") + (str(error) or "ended without saving")
-        frames, end, line = text.rpartition("\n") if text.startswith("  File") else ("", "", text)  # of an environment
-        complain(f"{frames}{end}train.py: {line}")
+        complain(f"train.py: {str(error) or 'ended without saving'}")
         return 2 if isinstance(error, UserError) else 1
     return 0
 

@@ -28,12 +28,11 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from config import Config, algorithm_class
-from envs.contract import BrokenContract, check_env, naming_failures, wrong_arguments
 from envs.flat_spaces import ACTION_MASK, random_row
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
 from envs.resizing import ResizedAgents, resize_images
 from envs.third_party import PACKAGES, explain_package, import_for, nearest_id, registering_module
-from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe
+from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe, naming_failures
 from runtime.by_name import Named, check_importable
 from runtime.machine import Machine, automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
@@ -98,14 +97,14 @@ def find_spec(env_id: str) -> EnvSpec:
         gym.register_envs(importlib.import_module("ale_py"))
     module, _, name = env_id.rpartition(":")
     functions: dict[str, Callable] = {}
-    if ":" in env_id:
+    if module:
         functions = {key: value for key, value in vars(import_for(env_id, module)).items() if callable(value)}
         if name in functions:
             return EnvSpec(id=name, entry_point=functions[name])
     elif name not in gym.registry and (module := registering_module(name)):
         import_for(env_id, module)
     try:
-        return gym.spec(name)
+        return gym.spec(name if module else env_id)
     except gym.error.Error as error:
         what = f"names nothing that module '{module}' makes or registers" if functions else "is unknown"
         raise UserError(f"--env={env_id} {what}{explain_unknown(env_id, functions)}") from error
@@ -189,15 +188,9 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     except ModuleNotFoundError as error:
         raise UserError(f"--env={cfg.env}: module {error.name} is missing; "
                         f"pip install {PACKAGES.get(error.name, error.name)}") from error
-    except BrokenContract as error:
-        raise UserError(f"--env={cfg.env}: {error}") from error
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if isinstance(error, TypeError) and (refusal := wrong_arguments(spec.entry_point, spec.kwargs)):
-            raise UserError(f"--env={cfg.env}: {refusal}") from error
-        if isinstance(error, TypeError) and cfg.env_kwargs and "argument" in str(error):
-            raise UserError(f"--env={cfg.env} cannot be made with --env_kwargs={cfg.env_kwargs}: {error}") from error
         raise EnvironmentFailure(f"--env={cfg.env} cannot be made: {type(error).__name__}: {error}") from error
     largest = float(np.finfo(np.float32).max)
     env.max_reward = largest if math.isfinite(cfg.reward_clip) else min(largest, LARGEST / cfg.reward_scale)
@@ -230,17 +223,9 @@ def make_env(cfg: Config, render_mode: str | None = None) -> Any:
     return gym_env(cfg, spec, family(cfg.env), render_mode)
 
 
-def call_maker(make: Callable, name: str, render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:
-    """Make an environment. It need not know the argument render_mode unless it is to draw, and may require it."""
-    try:
-        return make(**kwargs, **({} if render_mode is None else {"render_mode": render_mode}))
-    except TypeError as error:
-        text = str(error)
-        if render_mode is None and "missing" in text and "'render_mode'" in text:
-            return make(**kwargs, render_mode=None)
-        if render_mode is not None and "unexpected keyword" in text and "'render_mode'" in text:
-            raise UserError(f"--env={name} cannot be shown: its maker takes no argument render_mode") from error
-        raise
+def call_maker(make: Callable, render_mode: str | None, kwargs: Mapping[str, Any]) -> Any:
+    """Make an environment. It need not know the argument render_mode unless it is to draw."""
+    return make(**kwargs, **({} if render_mode is None else {"render_mode": render_mode}))
 
 
 def makes_parallel_env(spec: EnvSpec) -> bool:
@@ -248,23 +233,20 @@ def makes_parallel_env(spec: EnvSpec) -> bool:
     make = spec.entry_point
     if not callable(make) or (isinstance(make, type) and issubclass(make, gym.Env)):
         return False
-    env = call_maker(make, spec.id, None, spec.kwargs)
-    if is_several := is_parallel(env):
-        getattr(env, "close", lambda: None)()
-    else:
-        check_env(env).close()
-    return is_several
+    env = call_maker(make, None, spec.kwargs)
+    getattr(env, "close", lambda: None)()
+    return is_parallel(env)
 
 
 def parallel_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
     """Make one environment of several agents, their images resized if so configured."""
-    env = convert_turns(call_maker(spec.entry_point, cfg.env, render_mode, spec.kwargs))
+    env = convert_turns(call_maker(spec.entry_point, render_mode, spec.kwargs))
     return ResizedAgents(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
 
 
 def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) -> gym.Env:
     """Make one environment, its images resized if so configured."""
-    env = call_maker(functools.partial(gym.make, spec, disable_env_checker=True), cfg.env, render_mode, kwargs)
+    env = call_maker(functools.partial(gym.make, spec, disable_env_checker=True), render_mode, kwargs)
     return resize_images(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
 
 

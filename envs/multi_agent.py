@@ -24,21 +24,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from envs.contract import (
-    RETURNS_OF_SEVERAL,
-    TRUE_OBJECTIVE,
-    BrokenContract,
-    brief,
-    check_space,
-    count_values,
-    misfit,
-    read_bool,
-    read_number,
-    read_objective,
-    read_picture,
-)
 from envs.flat_spaces import ACTION_MASK, flatten_mask
-from envs.vector_env import AgentKind, Step, VectorEnv
+from envs.vector_env import RETURNS, TRUE_OBJECTIVE, AgentKind, Step, VectorEnv, check_obs, read_objective
 from runtime.seeding import consecutive
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
@@ -181,14 +168,14 @@ class ParallelVectorEnv(VectorEnv):
                     place = self._place[i * len(self.agents) + number]
                     chosen[agent] = decoded[self.kind_of_agent[number]][place]
             with self._naming("step", i):
-                results.append(env.step(chosen))
+                results.append(dicts_by_agent("step", env.step(chosen)))
         return self._join(results, was_reset)
 
     def _reset(self, i: int, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         with self._naming("reset", i):
             obs, infos = dicts_by_agent("reset", self._envs[i].reset(seed=seed))
             if not obs:
-                raise BrokenContract("no observation")
+                raise ValueError("it has returned no observation")
         self._live[i], self._ended[i] = [], set()
         return obs, infos
 
@@ -199,20 +186,11 @@ class ParallelVectorEnv(VectorEnv):
         except (UserError, ComponentError):
             raise
         except Exception:
-            for i, returned in enumerate(results):
-                self._blame(i, "reset" if was_reset[i] else "step", returned)
+            for i, (obs, *_) in enumerate(results):
+                with self._naming("reset" if was_reset[i] else "step", i):
+                    for agent, seen in obs.items():
+                        check_obs(self.kinds[self.kind_of_agent[self._number[agent]]].space, seen)
             raise
-
-    def _blame(self, i: int, what: str, returned: Any) -> None:
-        """Raise `EnvironmentFailure` when an environment has returned what it must not."""
-        with self._naming(what, i):
-            obs, _, ended, cut, _ = dicts_by_agent("step", returned)
-            for agent, seen in obs.items():
-                if fault := misfit(self.kinds[self.kind_of_agent[self._number[agent]]].space, seen):
-                    self._fail(i * len(self.agents) + self._number[agent], fault)
-            for name, agent, value in (*(("terminated", *each) for each in ended.items()),
-                                       *(("truncated", *each) for each in cut.items())):
-                read_bool(f"{name} of {agent}:", value)
 
     def _gather(self, results: list[tuple], was_reset: np.ndarray) -> Step:
         """Put what all environments returned, dicts by agent, into arrays."""
@@ -227,14 +205,11 @@ class ParallelVectorEnv(VectorEnv):
             for agent in live:
                 m = first + self._number[agent]
                 info = infos.get(agent) or {}
-                terminated[m] = ended.get(agent, False) or (vanished and agent in left)
-                truncated[m] = cut.get(agent, False)
                 with self._naming("step", i):
+                    terminated[m] = ended.get(agent, False) or (vanished and agent in left)
+                    truncated[m] = cut.get(agent, False)
                     objectives[m] = read_objective(info, self._objective)
-                    try:
-                        rewards[m] = reward.get(agent, 0.0)
-                    except (TypeError, ValueError):
-                        rewards[m] = read_number(f"the reward of {agent}:", reward[agent], ", such as a weighted sum")
+                    rewards[m] = np.asarray(reward.get(agent, 0.0), np.float64).item()
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
                     kind = self.kinds[kind_number]
@@ -286,7 +261,7 @@ class ParallelVectorEnv(VectorEnv):
 
     def render(self) -> np.ndarray:
         with self._naming("render"):
-            return read_picture(self._envs[0].render())
+            return self._envs[0].render()
 
     def close(self) -> None:
         for env in self._envs:
@@ -296,18 +271,13 @@ class ParallelVectorEnv(VectorEnv):
 
 def agent_space(env: Any, what: str, agent: Any) -> spaces.Space:
     """Return the "observation_space" or "action_space" of an agent."""
-    if not hasattr(env, what):
-        raise BrokenContract(f"it has possible_agents, but no {what}")
     space = getattr(env, what)
-    return check_space(f"{what}({agent!r})", space(agent) if callable(space) else space[agent])
+    return space(agent) if callable(space) else space[agent]
 
 
-def dicts_by_agent(what: str, returned: Any) -> tuple[Mapping[Any, Any], ...]:
-    """Return what reset() or step() returned. Raises `BrokenContract` when these are not as many dicts as they must."""
-    expected = RETURNS_OF_SEVERAL[what]
-    if not isinstance(returned, (tuple, list)) or str(len(returned)) != expected[0]:
-        raise BrokenContract(count_values(returned, expected))
-    for number, part in enumerate(returned, 1):
-        if not isinstance(part, Mapping):
-            raise BrokenContract(f"{brief(part)} as value {number}; it must return {expected}")
-    return tuple(returned)
+def dicts_by_agent(what: str, returned: Any) -> Sequence[Mapping[Any, Any]]:
+    """Return what reset() or step() has returned. Raises `TypeError` when these are not as many dicts as they must."""
+    is_long = isinstance(returned, (tuple, list)) and len(returned) == len(RETURNS[what])
+    if not is_long or not all(isinstance(part, Mapping) for part in returned):
+        raise TypeError(f"it must return {len(RETURNS[what])} dicts by agent, of each its {', '.join(RETURNS[what])}")
+    return returned

@@ -9,7 +9,6 @@ import importlib.util
 from collections.abc import Iterable
 from types import ModuleType
 
-from envs.contract import where_and_why
 from runtime.by_name import import_module
 from runtime.user_error import UserError, closest
 
@@ -87,12 +86,6 @@ def import_for(env_id: str, module: str) -> ModuleType:
                 f"pip install {root}" if package in PACKAGES and error.name == root else
                 f"install {root}, or run it from the folder of its file, or set PYTHONPATH to that folder")
         raise UserError(f"--env={env_id}: there is no module '{error.name}'; {cure}") from error
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        cure = "; it needs a display: put xvfb-run -a before the command" if "Display" in type(error).__name__ else ""
-        raise UserError(f"--env={env_id}: module '{module}' cannot be imported: {where_and_why(error)}{cure}"
-                        ) from error
     return found
 
 

@@ -10,7 +10,8 @@ episode's true final one; when no agent of an environment is left, the following
 the first observations of the next episode.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
@@ -18,17 +19,6 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from envs.contract import (
-    TRUE_OBJECTIVE,
-    find_space,
-    misfit,
-    naming_failures,
-    pair,
-    plain,
-    read_objective,
-    read_picture,
-    refuse_signature,
-)
 from envs.flat_spaces import (
     ACTION_MASK,
     Observation,
@@ -57,6 +47,59 @@ class Step(NamedTuple):
     active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
     was_reset: np.ndarray  # [N] bool: this step only reset the environment
     objectives: np.ndarray  # [M] float: what the info tells as --pbt_target_objective; nan where it does not
+
+
+TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
+RETURNS = {"reset": ("observation", "info"), "step": ("observation", "reward", "terminated", "truncated", "info")}
+
+
+# ---- what an environment must return -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> Iterator[None]:
+    """Turn whatever an environment raises in its method `what` into an `EnvironmentFailure` that says where it was."""
+    try:
+        yield
+    except (KeyboardInterrupt, UserError, EnvironmentFailure):
+        raise
+    except BaseException as error:
+        raise EnvironmentFailure(f"{name}, seed {seed}, step {num_steps}: {what}() raised {type(error).__name__}: "
+                                 f"{error}") from error
+
+
+def check_returned(what: str, returned: Any) -> Sequence[Any]:
+    """Return what reset() or step() has returned, with plain numbers. Raises `TypeError` for the API of the old gym."""
+    is_long = isinstance(returned, (tuple, list)) and len(returned) == len(RETURNS[what])
+    if not is_long or not isinstance(returned[-1], Mapping):
+        raise TypeError(f"it must return {', '.join(RETURNS[what])} (a dict), as gymnasium has it; old gym had fewer")
+    if what == "reset":
+        return returned
+    obs, reward, terminated, truncated, info = returned
+    if terminated not in (0, 1) or truncated not in (0, 1):
+        raise TypeError(f"terminated {terminated!r} and truncated {truncated!r} must be True or False")
+    reward = reward if isinstance(reward, float) else np.asarray(reward, np.float64).item()
+    return obs, reward, bool(terminated), bool(truncated), info
+
+
+def read_objective(info: Mapping[str, Any], key: str) -> float:
+    """Return the true objective that an info tells; nan: none. Raises `ValueError` for infinity."""
+    value = np.nan if info.get(key) is None else np.asarray(info[key], np.float64).item()
+    if np.isinf(value):
+        raise ValueError(f"info['{key}'] is {value}; it must be finite, or None")
+    return value
+
+
+def check_obs(space: spaces.Space, obs: Any, path: str = "obs") -> None:
+    """Raise `TypeError` when an observation, or its part at a path, has another shape or type than its space."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            check_obs(part, obs[key], f"{path}/{key}")
+    elif space.dtype.kind != "U":  # no text
+        array = np.asarray(obs)
+        if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            raise TypeError(f"observation '{path}' is {array.dtype} of shape {array.shape}; its space is {space}")
 
 
 class AgentKind:
@@ -94,10 +137,7 @@ class AgentKind:
 
     def flatten(self, obs: Any) -> Observation:
         """Convert a batch of observations in the form of the environment."""
-        try:
-            return flatten_obs(self.space, obs)
-        except UserError as error:
-            raise UserError(f"{self.name}: {error}") from error
+        return flatten_obs(self.space, obs)
 
     def actions(self, rows: np.ndarray) -> Any:
         """Convert rows of numbers into a batch of actions in the form of the environment."""
@@ -274,9 +314,9 @@ class GymVectorEnv(VectorEnv):
         if isinstance(error, (UserError, ComponentError)):
             raise error
         for i, guard in enumerate(getattr(self._env, "envs", ())):
-            for obs in guard.shown:
-                if fault := misfit(self.kind.space, obs):
-                    self._fail(i, fault)
+            with self._naming(what, i):
+                for obs in guard.shown:
+                    check_obs(self.kind.space, obs)
         with self._naming(what):
             raise error
 
@@ -308,7 +348,7 @@ class GymVectorEnv(VectorEnv):
 
     def render(self) -> np.ndarray:
         with self._naming("render"):
-            return read_picture(self._env.render()[0])
+            return self._env.render()[0]
 
     def close(self) -> None:
         self._env.close()
@@ -323,8 +363,6 @@ class Guard(gym.Wrapper):
     """
 
     def __init__(self, env: gym.Env, name: str, objective: str = TRUE_OBJECTIVE) -> None:
-        for what in ("observation_space", "action_space"):
-            find_space(env, what)
         super().__init__(env)
         self._objective = objective
         self._name, self._first_seed, self._num_steps = name, None, 0
@@ -335,20 +373,15 @@ class Guard(gym.Wrapper):
             self._first_seed, self._num_steps = seed, 0
         else:
             self._num_steps += 1
-        return self._call("reset", pair, seed=seed, options=options)
+        return self._call("reset", seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._num_steps += 1
-        return self._call("step", plain, action)
+        return self._call("step", action)
 
-    def _call(self, what: str, read: Callable[[Any], tuple], *args: Any, **kwargs: Any) -> tuple:
+    def _call(self, what: str, *args: Any, **kwargs: Any) -> tuple:
         with naming_failures(self._name, self._first_seed, self._num_steps, what):
-            try:
-                returned = getattr(self.env, what)(*args, **kwargs)
-            except TypeError as error:
-                refuse_signature(self.env, what, error, *args, **kwargs)
-                raise
-            *rest, info = read(returned)
+            *rest, info = check_returned(what, getattr(self.env, what)(*args, **kwargs))
             self.shown = rest[:1]
             passed: dict[str, Any] = {}
             if (mask := info.get(ACTION_MASK)) is not None:

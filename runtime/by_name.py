@@ -16,7 +16,6 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 
-from envs.contract import where_and_why
 from runtime.user_error import UserError, nearest
 
 IMPORTED = ("algo", "model", "encoder", "core", "policy_mapping")  # settings that may name code, beside `env`
@@ -157,14 +156,9 @@ def find_function(flag: str, name: str) -> Callable:
     module_name, _, attribute = name.partition(":")
     try:
         module = import_module(module_name)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise UserError(f"--{flag}={name}: there is no module '{error.name}'; run it from the folder of its file, "
-                            "or set PYTHONPATH to that folder") from error
-        raise UserError(f"--{flag}={name}: module '{module_name}' cannot be imported: {where_and_why(error)}"
-                        ) from error
+    except ModuleNotFoundError as error:
+        raise UserError(f"--{flag}={name}: there is no module '{error.name}'; run it from the folder of its file, "
+                        "or set PYTHONPATH to that folder") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         others = [other for other, value in vars(module).items() if callable(value)]

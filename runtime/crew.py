@@ -32,7 +32,7 @@ from runtime.guard import COMPONENT, signal_with_programs
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
 from runtime.stop import leave_stopping_to_the_supervisor
-from runtime.user_error import ComponentError, EnvironmentFailure, UserError
+from runtime.user_error import ComponentError, UserError
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # of Linux's prctl
 KILL_SEC = 10.0  # for what was killed to end
@@ -325,8 +325,7 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
             pipe.send(("spans", component.name, list(recorder.spans)))
     except BaseException as error:  # noqa: BLE001  whatever it is, the supervisor must hear of it
         why = f"{component.name} failed: {describe(error)}"
-        told = (f"{error.where()}{component.name} failed: {error}" if isinstance(error, EnvironmentFailure) else
-                f"{component.name} failed\n{traceback.format_exc()}")
+        told = f"{component.name} failed\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
             pipe.send(("refused", str(error)) if isinstance(error, UserError) else
                       ("error", why, told))

@@ -1,14 +1,9 @@
 """What the user can mend, said in one line, and what has failed."""
 
 import difflib
-import itertools
-import os
-import traceback
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-ENVS = Path(__file__).parent.parent / "envs"
 SIMILAR = 0.75  # share of the letters that two words have in common, in order, which makes them alike
 SHORTEST = 4  # letters of an abbreviation
 
@@ -48,22 +43,7 @@ class ComponentError(Exception):
 
 
 class EnvironmentFailure(ComponentError):
-    """An environment raised an error or returned numbers that cannot be learned from."""
-
-    frames: str | None = None  # of one that comes from another process
+    """An environment raised an error, the cause, or returned numbers that cannot be learned from."""
 
     def __str__(self) -> str:
         return " ".join(super().__str__().splitlines())  # of whatever was raised
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args, {"frames": self.where()}
-
-    def where(self) -> str:
-        """Return the part of the traceback that lies in the environment's own code; "": nothing was raised there."""
-        if self.frames is not None:
-            return self.frames
-        frames = traceback.extract_tb(self.__cause__.__traceback__) if self.__cause__ else []
-        ours = [number for number, frame in enumerate(frames) if ENVS in Path(frame.filename).parents]
-        frames = frames[ours[-1] + 1 :] if ours else []
-        own = itertools.dropwhile(lambda frame: f"{os.sep}gymnasium{os.sep}" in frame.filename, frames)  # its wrappers
-        return "".join(traceback.format_list(list(own) or frames))

@@ -43,23 +43,3 @@ def test_a_namespace_or_a_known_beginning_imports_the_module(tmp_path: Path, mon
         request.addfinalizer(lambda env_id=env_id: gym.registry.pop(env_id))
         assert families.find_spec(env_id).id == env_id
         assert families.find_spec(env_id).id == env_id, "it is not registered twice"
-
-
-@pytest.mark.parametrize(("code", "line"), [
-    ("class NoSuchDisplayError(Exception): ...\nraise NoSuchDisplayError('no screen')",
-     r"'broken_for_test' cannot be imported: NoSuchDisplayError: no screen .*; .* xvfb-run -a before the command"),
-    ("import gymnasium.wrappers.compatibility", "written for another version of gymnasium")])
-def test_a_package_that_cannot_be_imported_says_why_in_one_line(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, line: str) -> None:
-    (tmp_path / "broken_for_test.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=line) as refused:
-        families.find_spec("broken_for_test:Env-v0")
-    assert "\n" not in str(refused.value)
-
-
-def test_a_mistake_in_a_module_of_ones_own_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_for_test.py").write_text("x = 1\ny = z\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=r"NameError: name 'z' is not defined \(.*own_for_test.py, line 2\)"):
-        families.find_spec("own_for_test:Env-v0")

@@ -29,7 +29,7 @@ from runtime.command_line import OneLineParser, parse_bool
 from runtime.fast_linear import FastLinear
 from runtime.files import replacing
 from runtime.policy import load
-from runtime.user_error import EnvironmentFailure, UserError
+from runtime.user_error import UserError
 
 MOST_ROWS = 2**20  # of observations at once
 
@@ -159,10 +159,9 @@ def main(argv: list[str]) -> int:
                         help="import code that the run's settings name, its environment included [False]")
     try:
         export(parser.parse(argv))
-    except (UserError, EnvironmentFailure) as error:
-        where = error.where() if isinstance(error, EnvironmentFailure) else ""
-        print(f"{where}export.py: {error}", file=sys.stderr)
-        return 1 if isinstance(error, EnvironmentFailure) else 2
+    except UserError as error:
+        print(f"export.py: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -12,12 +12,12 @@ adds how it learns well (`appo.PROFILES`), and `runtime/machine.py` makes settin
 import contextlib
 import dataclasses
 import functools
-import importlib
+import importlib.util
 import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -31,9 +31,8 @@ from config import Config, algorithm_class
 from envs.flat_spaces import ACTION_MASK, random_row
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
 from envs.resizing import ResizedAgents, resize_images
-from envs.third_party import PACKAGES, explain_package, import_for, nearest_id, registering_module
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe, naming_failures
-from runtime.by_name import Named, check_importable
+from runtime.by_name import Named, check_importable, import_module
 from runtime.machine import Machine, automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
@@ -79,11 +78,38 @@ FAMILIES = {
     "gymnasium.envs.mujoco": "mujoco", "minigrid": "minigrid", "vizdoom": "vizdoom",
 }
 
+# the beginning of an id -> the module that registers it; for others NAMESPACE/Name-v0 or module:Name-v0 does it
+REGISTERED_BY = {"Vizdoom": "vizdoom.gymnasium_wrapper", "MiniGrid": "minigrid", "BabyAI": "minigrid",
+                 "popgym-": "popgym"}
+# a module -> what pip installs, where that has another name
+PACKAGES = {"ale_py": "ale-py", "mujoco": "'gymnasium[mujoco]'", "Box2D": "'gymnasium[box2d]'"}
+
+
+@contextlib.contextmanager
+def naming_packages(env_id: str) -> Iterator[None]:
+    """Raise `UserError` with what to install where a package of an environment is missing."""
+    try:
+        yield
+    except gym.error.DependencyNotInstalled as error:
+        raise UserError(f"--env={env_id}: {error}") from error
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise UserError(f"--env={env_id}: there is no module '{error.name}'; check the name and PYTHONPATH, or: "
+                        f"pip install {PACKAGES.get(package, package)}") from error
+
+
+def registering_module(env_id: str) -> str | None:
+    """Return the module that registers an id, by its beginning or its namespace; None: gymnasium itself, or none."""
+    namespace, slash, _ = env_id.partition("/")
+    is_module = slash and namespace.isidentifier() and importlib.util.find_spec(namespace)
+    return next((module for beginning, module in REGISTERED_BY.items() if env_id.startswith(beginning)),
+                namespace if is_module else None)
+
 
 def find_spec(env_id: str) -> EnvSpec:
     """Look an environment id up, or the function that makes it.
 
-    Raises `UserError` naming the nearest known ids, or the package to install.
+    Raises `UserError` with what gymnasium says of an unknown id, or with the package to install.
     """
     if not env_id.strip():
         raise UserError("--env is missing, for example --env PongNoFrameskip-v4")
@@ -91,30 +117,23 @@ def find_spec(env_id: str) -> EnvSpec:
         found = env_id.value
         return found if isinstance(found, EnvSpec) else EnvSpec(id=env_id.rpartition(":")[2], entry_point=found)
     check_importable("env", env_id)
-    if env_id.startswith(PREFIX):
-        return EnvSpec(id=env_id.removeprefix(PREFIX), entry_point=pettingzoo_maker(env_id))
+    module, _, name = env_id.rpartition(":")
     with contextlib.suppress(ImportError):
         gym.register_envs(importlib.import_module("ale_py"))
-    module, _, name = env_id.rpartition(":")
-    functions: dict[str, Callable] = {}
-    if module:
-        functions = {key: value for key, value in vars(import_for(env_id, module)).items() if callable(value)}
-        if name in functions:
-            return EnvSpec(id=name, entry_point=functions[name])
-    elif name not in gym.registry and (module := registering_module(name)):
-        import_for(env_id, module)
+    with naming_packages(env_id):
+        if env_id.startswith(PREFIX):
+            return EnvSpec(id=env_id.removeprefix(PREFIX), entry_point=pettingzoo_maker(env_id))
+        if module:
+            found = getattr(import_module(module), name, None)
+            if callable(found):
+                return EnvSpec(id=name, entry_point=found)
+        elif name not in gym.registry and (registering := registering_module(name)):
+            import_module(registering)
     try:
         return gym.spec(name if module else env_id)
     except gym.error.Error as error:
-        what = f"names nothing that module '{module}' makes or registers" if functions else "is unknown"
-        raise UserError(f"--env={env_id} {what}{explain_unknown(env_id, functions)}") from error
-
-
-def explain_unknown(env_id: str, functions: Mapping[str, Callable]) -> str:
-    """Say what to type instead of an unknown id, if anything comes near it."""
-    known = [*gym.registry, *functions]
-    hint = explain_package(env_id) or nearest_id(env_id.rpartition(":")[2], known)
-    return hint + ("" if sys.modules.get("ale_py") else "; Atari games need: pip install ale-py")
+        hint = "" if sys.modules.get("ale_py") else "; Atari games need: pip install ale-py"
+        raise UserError(f"--env={env_id} is unknown: {error}{hint}") from error
 
 
 def family(env_id: str) -> str:
@@ -177,17 +196,13 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
         raise UserError("--res_w and --res_h are not for Atari games, which come as 84x84, nor for the cells of "
                         "MiniGrid; leave them at 0")
     try:
-        if cfg.env.startswith(PREFIX) or makes_parallel_env(spec):
-            env = ParallelVectorEnv(lambda: parallel_env(cfg, spec, render_mode), num_envs, cfg.env,
-                                    squash_actions=cfg.squash_actions, objective=cfg.pbt_target_objective)
-        else:
-            env = GymVectorEnv(gym_vector_env(cfg, spec, kind, num_envs, render_mode), cfg.env,
-                               squash_actions=cfg.squash_actions, objective=cfg.pbt_target_objective)
-    except gym.error.DependencyNotInstalled as error:
-        raise UserError(f"--env={cfg.env}: {str(error).splitlines()[0]}") from error
-    except ModuleNotFoundError as error:
-        raise UserError(f"--env={cfg.env}: module {error.name} is missing; "
-                        f"pip install {PACKAGES.get(error.name, error.name)}") from error
+        with naming_packages(cfg.env):
+            if cfg.env.startswith(PREFIX) or makes_parallel_env(spec):
+                env = ParallelVectorEnv(lambda: parallel_env(cfg, spec, render_mode), num_envs, cfg.env,
+                                        squash_actions=cfg.squash_actions, objective=cfg.pbt_target_objective)
+            else:
+                env = GymVectorEnv(gym_vector_env(cfg, spec, kind, num_envs, render_mode), cfg.env,
+                                   squash_actions=cfg.squash_actions, objective=cfg.pbt_target_objective)
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:

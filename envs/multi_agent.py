@@ -34,41 +34,18 @@ EXAMPLE = f"{PREFIX}mpe2.simple_spread_v3"
 
 
 def pettingzoo_maker(env_id: str) -> Callable[..., Any]:
-    """Return the function that makes the environment of pettingzoo:MODULE. Raises `UserError` when there is none.
+    """Return the function that makes the environment of pettingzoo:MODULE, which may leave out its "pettingzoo.".
 
-    MODULE may leave out its leading "pettingzoo.".
+    Raises `ModuleNotFoundError`, or `UserError` for a module without such a function.
     """
     name = env_id.removeprefix(PREFIX)
-    if name.strip(".") != name or not name:
-        raise UserError(f"--env={env_id} names no module; name one as in {EXAMPLE}")
-    package = name.split(".", maxsplit=1)[0]
-    if not is_installed(package) and is_installed(f"pettingzoo.{package}"):
+    if importlib.util.find_spec(f"pettingzoo.{name.partition('.')[0]}"):
         name = f"pettingzoo.{name}"
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = str(error.name)
-        cure = f"pip install {missing}, or check the name"
-        if "." in missing and f"{name}.".startswith(f"{missing}."):
-            cure = "check the name"
-        elif not is_installed("pettingzoo"):
-            cure = f"pip install pettingzoo, or pip install {missing}"
-        raise UserError(f"--env={env_id}: there is no module '{missing}'; {cure}") from error
-    except ImportError as error:
-        raise UserError(f"--env={env_id}: module '{name}' cannot be imported: {error}") from error
+    module = importlib.import_module(name)
     for function in ("parallel_env", "env"):
         if hasattr(module, function):
             return getattr(module, function)
     raise UserError(f"--env={env_id}: module '{name}' has neither parallel_env nor env; name one as in {EXAMPLE}")
-
-
-def is_installed(module: str) -> bool:
-    """Tell whether there is a module or package of this name; a mere folder is none."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # of the package it lies in
-        return False
-    return spec is not None and spec.origin is not None
 
 
 def is_parallel(env: Any) -> bool:

@@ -1,5 +1,6 @@
 """Environments of other packages that gymnasium does not know: functions of a few lines make them.
 
+    python train.py --env examples.third_party_envs:min_atar          # pip install minatar
     python train.py --env examples.third_party_envs:crafter           # pip install crafter ruamel.yaml
     python train.py --env examples.third_party_envs:snake             # pip install jumanji
     python train.py --env examples.third_party_envs:catch             # pip install gymnax
@@ -50,6 +51,14 @@ class Numbers(gym.Wrapper):
 
     def convert(self, obs):
         return np.asarray(obs, self.observation_space.dtype)
+
+
+def min_atar(game="Breakout"):
+    import minatar.gym
+
+    if f"MinAtar/{game}-v1" not in gym.registry:
+        minatar.gym.register_envs()
+    return gym.make(f"MinAtar/{game}-v1")
 
 
 def crafter():

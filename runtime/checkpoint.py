@@ -188,6 +188,5 @@ def load_weights(model: nn.Module, state: dict[str, Any], path: Path, algo: str)
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
-        detail = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise UserError(f"checkpoint {path} is of another architecture ({detail[:150]}); use the flags and "
-                        "the code of its training, or another --experiment, or --restart_behavior=restart") from error
+        raise UserError(f"checkpoint {path} is of another architecture; use the flags and the code of its training, or "
+                        f"another --experiment, or --restart_behavior=restart: {str(error)[:300]}") from error

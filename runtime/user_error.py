@@ -21,15 +21,15 @@ def nearest(word: Any, known: Iterable[str]) -> str:
     return f" (did you mean {close}?)" if close else ""
 
 
-def closest(word: str, known: Iterable[str], *, shortened: bool = True) -> str | None:
-    """Return the known word that is nearly the same, or else, shortened, the only one that begins or ends so.
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is nearly the same, or else the only one that begins or ends so.
 
     Small and capital letters, "-" and "_" are alike. None: nothing is close.
     """
     names, word = {_plain(name): name for name in known}, _plain(word)
     longer = [name for name in names if name.startswith(word) or name.endswith(word)]
     close = difflib.get_close_matches(word, names, n=1, cutoff=SIMILAR)
-    if not close and shortened and len(word) >= SHORTEST and len(longer) == 1:
+    if not close and len(word) >= SHORTEST and len(longer) == 1:
         close = longer
     return names[close[0]] if close else None
 

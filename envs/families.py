@@ -28,9 +28,8 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from config import Config, algorithm_class
-from envs.flat_spaces import ACTION_MASK, random_row
-from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
-from envs.resizing import ResizedAgents, resize_images
+from envs.flat_spaces import ACTION_MASK, is_channels_last, random_row
+from envs.multi_agent import PREFIX, ParallelVectorEnv, agent_space, convert_turns, is_parallel, pettingzoo_maker
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe, naming_failures
 from runtime.by_name import Named, check_importable, import_module
 from runtime.machine import Machine, automatic, this_machine
@@ -207,6 +206,10 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
         raise
     except BaseException as error:
         raise EnvironmentFailure(f"--env={cfg.env} cannot be made: {type(error).__name__}: {error}") from error
+    shapes = [leaf.shape for each in env.kinds for leaf in each.obs_space.values()]
+    if cfg.res_w and not any(shape[:2] == (cfg.res_h, cfg.res_w) for shape in shapes):
+        raise UserError(f"--res_w and --res_h need uint8 images of height x width x channels, not {shapes}; leave them "
+                        "at 0")
     largest = float(np.finfo(np.float32).max)
     env.max_reward = largest if math.isfinite(cfg.reward_clip) else min(largest, LARGEST / cfg.reward_scale)
     return env
@@ -256,13 +259,58 @@ def makes_parallel_env(spec: EnvSpec) -> bool:
 def parallel_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
     """Make one environment of several agents, their images resized if so configured."""
     env = convert_turns(call_maker(spec.entry_point, render_mode, spec.kwargs))
-    return ResizedAgents(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
+    return ResizedAgents(env, (cfg.res_w, cfg.res_h)) if cfg.res_w else env
 
 
 def single_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) -> gym.Env:
     """Make one environment, its images resized if so configured."""
     env = call_maker(functools.partial(gym.make, spec, disable_env_checker=True), render_mode, kwargs)
-    return resize_images(env, cfg.res_w, cfg.res_h) if cfg.res_w else env
+    if not cfg.res_w:
+        return env
+    space, size = env.observation_space, (cfg.res_w, cfg.res_h)
+    return gym.wrappers.TransformObservation(env, lambda obs: resized(space, obs, size), resized(space, space, size))
+
+
+def resized(space: spaces.Space, value: Any, size: tuple[int, int]) -> Any:
+    """Resize HxWxC uint8 images to (width, height), also in Dicts and Tuples: those of an observation, or of the space.
+
+    Gymnasium's ResizeObservation takes one image alone.
+    """
+    if isinstance(space, spaces.Dict):
+        return type(value)({key: resized(part, value[key], size) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return type(value)([resized(part, value[i], size) for i, part in enumerate(space.spaces)])
+    if space.dtype != np.uint8 or len(space.shape) != 3 or not is_channels_last(space.shape):
+        return value
+    if value is space:
+        return spaces.Box(0, 255, (*size[::-1], space.shape[2]), np.uint8)
+    import cv2  # noqa: PLC0415  slow to import
+
+    return cv2.resize(value, size, interpolation=cv2.INTER_AREA).reshape(*size[::-1], -1)
+
+
+class ResizedAgents:
+    """An environment of several agents with resized images; all else is its own."""
+
+    def __init__(self, env: Any, size: tuple[int, int]) -> None:
+        self.env, self._size = env, size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["env"], name)
+
+    def observation_space(self, agent: Any) -> spaces.Space:
+        space = agent_space(self.env, "observation_space", agent)
+        return resized(space, space, self._size)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, ...]:
+        return self._resize(*self.env.reset(**kwargs))
+
+    def step(self, actions: Mapping[Any, Any]) -> tuple[Any, ...]:
+        return self._resize(*self.env.step(actions))
+
+    def _resize(self, obs: Mapping[Any, Any], *rest: Any) -> tuple[Any, ...]:
+        return {agent: resized(agent_space(self.env, "observation_space", agent), value, self._size)
+                for agent, value in obs.items()}, *rest
 
 
 def minigrid_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:

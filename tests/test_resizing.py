@@ -1,4 +1,4 @@
-"""Tests of `envs/resizing.py`: images of one agent and of several, wherever they are in the observation."""
+"""`--res_w --res_h`: images of one agent and of several, wherever they are in the observation."""
 
 from typing import Any, ClassVar
 
@@ -107,7 +107,7 @@ def test_an_agent_without_images_may_play_beside_one_that_has_some() -> None:
 @pytest.mark.filterwarnings("ignore")  # what the game itself uses that is outdated
 def test_turn_based_games_are_resized_and_still_tell_whose_turn_it_is() -> None:
     pytest.importorskip("pettingzoo")
-    env = families.ResizedAgents(families.convert_turns(make_painting_turns()), 3, 4)
+    env = families.ResizedAgents(families.convert_turns(make_painting_turns()), (3, 4))
     vector_env = families.ParallelVectorEnv(lambda: env, 1, "turns")
     shown = vector_env.reset(0)
     assert shown.active.tolist() == [True, False]

@@ -77,8 +77,8 @@ class Config:
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
         "resume", "run", "if the run's folder exists: resume it, with its settings where none are given (but device, "
-        "tf32, half_precision_copies, cuda_graphs, torch_compile, serial_mode, trace_sec, learner_threads, "
-        "policy_workers_per_policy, set_workers_cpu_affinity and trust_run); "
+        "tf32, torch_compile, serial_mode, trace_sec, learner_threads, policy_workers_per_policy, "
+        "set_workers_cpu_affinity and trust_run); "
         "restart (rename it to ..._old and begin anew); overwrite (delete it and begin anew)",
         ("resume", "restart", "overwrite"))
     train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step(), not "
@@ -92,10 +92,8 @@ class Config:
     precision: str = option("auto", "run", "arithmetic of the network body: bfloat16 where the hardware has it "
                             "(auto), or float32", ("auto", "float32", "bfloat16"))
     tf32: bool = option(False, "run", "multiply float32 matrices in TF32, ten bits of mantissa; a GPU only")
-    half_precision_copies: bool = option(False, "run", "with bfloat16: the learner casts all weights at once, not each "
-                                         "in every pass")
-    cuda_graphs: bool = option(False, "run", "record acting and SGD steps once, and replay them; a GPU only")
-    torch_compile: bool = option(False, "run", "compile the network with torch.compile, which takes a minute")
+    torch_compile: bool = option(False, "run", "compile the network with torch.compile, which takes a minute; a "
+                                 "learner has one thread then")
     async_rl: bool = option(True, "run", "collect experience while learning; False: take turns (no policy lag)")
     serial_mode: bool = option(False, "run", "run every component in this process, in a fixed order, "
                                "with one policy worker and one thread, for debugging")

@@ -24,10 +24,9 @@ from feed import Batch, join, join_groups, select, upload
 from losses import MaskedMean
 from normalizers import hold_units
 from reducer import make_reducer
-from runtime.acceleration import HalfCopy, RecordedStep, prepare
 from runtime.checkpoint import load_checkpoint, load_newest
 from runtime.inbox import COPY, FINISH, LOAD, SAVE, STOP
-from runtime.machine import body_dtype
+from runtime.machine import body_dtype, prepare
 from runtime.seeding import SHUFFLE, derive_seed
 from runtime.training_state import TrainingState
 from runtime.user_error import UserError
@@ -45,7 +44,7 @@ class Learner:
     SPANS = (  # what `tools/timeline.py` records
         ("feed.next", "wait for a dataset"), ("feed.inbox.get", "wait for trajectories"),
         ("feed.next_batch.get", "wait for the learner"), ("feed.copy", "batch"), ("evaluate", "forward"),
-        ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"), ("train_on", "SGD"),
+        ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"), ("sgd_step", "SGD"),
         ("update_normalizers", "normalizers"), ("state.publish", "publish"), ("state.save", "save"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,
@@ -71,7 +70,7 @@ class Learner:
         obs_space, action_space = buffers.spaces_of(policy)
         self.obs_names = [f"obs/{name}" for name in obs_space]
         self.steps_per_pass = steps_per_pass(obs_space)
-        self.num_threads = 1 if cfg.serial_mode or device.type != "cpu" else cfg.learner_threads
+        self.num_threads = 1 if cfg.serial_mode or cfg.torch_compile or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
         self.algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
         self.model = self.algorithm.make_model(obs_space, action_space).to(device)
@@ -82,8 +81,7 @@ class Learner:
         self.reducer.begin(self.model, self.weights)
         self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, saved, self.is_first)
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
-        self.half = HalfCopy(self.model, self.model.arithmetic) if cfg.half_precision_copies else None
-        prepare(cfg, self.half.model if self.half else self.model)
+        prepare(cfg, self.model)
         self.priorities: Tensor | None = None  # of the last minibatch, where the algorithm has some
         self.take_over_settings()
         self.feed = self.algorithm.make_feed(buffers, policy, learner, pinned=device.type != "cpu",
@@ -93,7 +91,6 @@ class Learner:
     def take_over_settings(self) -> None:
         """Use the settings of the state, which population-based training may have changed."""
         self.cfg = self.algorithm.cfg = self.state.cfg
-        self.recorded = RecordedStep(self, self.device) if self.cfg.cuda_graphs else None  # with these settings
         self.algorithm.carry_settings(self.model)
 
     # ---- datasets and commands -----------------------------------------------------------------------------------
@@ -173,23 +170,19 @@ class Learner:
         data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         self.algorithm.env_steps = int(state.sampled[0])
         hold_units(self.model)
-        if self.half:
-            self.half.refresh()
         with torch.no_grad():
             data |= self.algorithm.prepare(self.model, data, self.ask)
         if cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
             columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
             self.model.returns.update(*columns, cfg.gamma, self.reducer)
             self.model.returns.hold()
-        if self.recorded:
-            self.recorded.load(data)
         steps = upload([rows for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)], self.device)
         stats, priorities = [], []
         for step, rows in enumerate(steps, 1):
             last = self.reducer.any(step == len(steps) or bool(self.buffers.stopping))
             if last:
                 self.feed.allow_next()
-            stats.append(self.train_on(data, rows))
+            stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in data.items()}))
             priorities += [self.priorities] if self.priorities is not None else []
             if step % cfg.num_batches_per_epoch == 0:
                 state.update_learning_rate(stats[-cfg.num_batches_per_epoch:])
@@ -208,35 +201,17 @@ class Learner:
         self.report(("trained", self.policy, self.summarize(summary, lag[valid], valid)))
         return True
 
-    def train_on(self, data: dict[str, Tensor], rows: Tensor | slice) -> dict[str, Tensor]:
-        """Take an SGD step on some trajectories of a dataset [N, T(+1), ...], return statistics."""
-        if self.recorded is None:
-            return self.sgd_step({name: select(tensor, rows) for name, tensor in data.items()})
-        stats, self.priorities = self.recorded(rows, self.state.learning_rate)
-        self.count_sgd_step()
-        return stats
-
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
-        stats = self.gradient_step(data, self.state.learning_rate)
-        self.count_sgd_step()
-        return stats
-
-    def gradient_step(self, data: dict[str, Tensor], rate: float | Tensor) -> dict[str, Tensor]:
-        """Do of an SGD step what a GPU does."""
         optimizer = self.state.optimizer
         self.model.zero_grad(set_to_none=True)
         stats = self.backward(data)
         for group in optimizer.param_groups:
-            group["lr"] = rate
-        with self.half.gradients() if self.half else contextlib.nullcontext():
-            stats["grad_norm"] = self.reducer.step(self.model, optimizer, self.cfg.max_grad_norm or float("inf"))
-        return stats
-
-    def count_sgd_step(self) -> None:
-        """Count an SGD step, and do what follows it."""
+            group["lr"] = self.state.learning_rate
+        stats["grad_norm"] = self.reducer.step(self.model, optimizer, self.cfg.max_grad_norm or float("inf"))
         self.state.sgd_steps = self.reducer.add_sgd_step(self.state.sgd_steps)
         self.algorithm.after_sgd_step(self.model, self.state.sgd_steps)
+        return stats
 
     def backward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the gradient of the loss of a minibatch to the weights' `.grad`, return statistics.
@@ -301,9 +276,9 @@ class Learner:
         """Ask the network about sequences [N, L, ...]: what the algorithm needs of it, [N * L, ...]."""
         obs = {name.removeprefix("obs/"): part[name].flatten(0, 1) for name in self.obs_names}
         more = (part[name].flatten(0, 1) for name in self.algorithm.inputs if name in part)
-        dtype, model = self.model.arithmetic, self.half.model if self.half else self.model
-        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32 and not self.half):
-            arguments = model, obs, part["rnn_states"][:, 0], part["new_episode"], *more
+        dtype = self.model.arithmetic
+        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+            arguments = self.model, obs, part["rnn_states"][:, 0], part["new_episode"], *more
             return (function or self.algorithm.evaluate)(*arguments)
 
     def carry_back(self, outputs: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> None:

@@ -5,20 +5,18 @@ into one batch, runs one forward pass and writes actions, log-probabilities, val
 version back in place. It keeps no state of its own besides copies of weights, so that any policy worker can serve
 any step; the copy is renewed as soon as the learner has published a new version, even in the middle of a trajectory.
 Agents that play an earlier version, a snapshot, are a batch of their own. On a GPU a batch goes there in one copy and
-comes back in one, with one wait (`runtime/packing.py`). Read next: `model.py`.
+comes back in one, with one wait. Read next: `model.py`.
 """
 
-import functools
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from config import Config, algorithm_class
-from runtime.acceleration import prepare
 from runtime.inbox import SPLIT, STOP, Message
-from runtime.machine import body_dtype
-from runtime.packing import Packing
+from runtime.machine import body_dtype, prepare
 from shared_buffers import SharedBuffers
 from weights import CURRENT
 
@@ -52,8 +50,7 @@ class PolicyWorker:
         self.sources = {name: self.rows[name] for name in (*(f"obs/{name}" for name in self.obs_space), "rnn_states",
                                                            "new_episode")}
         self.sources["rank"] = torch.arange(num_agents) / max(1, num_agents - 1)
-        self.packing = None if device.type == "cpu" else Packing(device, self.sources, num_agents,
-                                                                 graphs=cfg.cuda_graphs)
+        self.pinned = torch.empty(0, dtype=torch.uint8)  # on the way to a GPU and back; it grows
 
     def run(self) -> None:
         """Serve requests until told to stop."""
@@ -120,22 +117,36 @@ class PolicyWorker:
             self.agent_version[agents] = version
         agent = torch.from_numpy(agents[0] * self.agent_slot.shape[1] + agents[1])
         rows = dict.fromkeys(self.sources, with_last) | {"rank": agent}
-        output = self.compute(model, self.gather(rows), snapshot)
+        output = self.compute(model, self.gather(rows))
         next_states = {"rnn_states": output.pop("rnn_states")}
         self.write(row, output | {"policy_version": torch.full_like(row, version)})
         self.write(with_last + 1, next_states)
 
     def gather(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy rows [B] of all sources into one batch, on the device."""
-        if self.packing:
-            return self.packing.up(self.sources, rows)
         # index_select copies whole rows, 20 times faster than [row] for images
-        return {name: tensor.index_select(0, rows[name]) for name, tensor in self.sources.items()}
+        if self.device.type == "cpu":
+            return {name: tensor.index_select(0, rows[name]) for name, tensor in self.sources.items()}
+        like = largest_items_first({name: tensor[: len(rows[name])] for name, tensor in self.sources.items()})
+        memory = self.pinned_bytes(sum(tensor.nbytes for tensor in like.values()))
+        for name, part in cut(memory, like).items():
+            torch.index_select(self.sources[name], 0, rows[name], out=part)
+        return cut(memory.to(self.device, non_blocking=True), like)
 
-    def compute(self, model: nn.Module, batch: dict[str, Tensor], snapshot: int) -> dict[str, Tensor]:
-        """Return what `forward` does, on the CPU."""
-        return (self.packing.run(functools.partial(self.forward, model), batch, snapshot) if self.packing else
-                self.forward(model, batch))
+    def compute(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what `forward` does, on the CPU; from a GPU as views that the next batch overwrites."""
+        output = self.forward(model, batch)
+        if self.device.type == "cpu":
+            return output
+        output = largest_items_first(output)
+        packed = torch.cat([tensor.contiguous().view(torch.uint8).flatten() for tensor in output.values()])
+        return cut(self.pinned_bytes(len(packed)).copy_(packed), output)  # the one wait of a batch
+
+    def pinned_bytes(self, count: int) -> Tensor:
+        """Return so many bytes of pinned memory, the same ones each time."""
+        if len(self.pinned) < count:
+            self.pinned = torch.empty(2 * count, dtype=torch.uint8).pin_memory()
+        return self.pinned[:count]
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Choose actions; return what belongs into the trajectories, {name: [B, ...]}."""
@@ -151,3 +162,15 @@ class PolicyWorker:
         """Write an output into rows [B] of the trajectories."""
         for name, value in output.items():
             self.rows[name][row] = value
+
+
+def largest_items_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sort tensors so that each, one after another in a buffer, begins at a multiple of its item's size."""
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
+
+
+def cut(memory: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors like these that lie one after another in a buffer of bytes, as views."""
+    sizes = [tensor.nbytes for tensor in like.values()]
+    return {name: part.view(tensor.dtype).view(tensor.shape)
+            for (name, tensor), part in zip(like.items(), memory.split(sizes), strict=True)}

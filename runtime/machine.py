@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from config import MAX_POLICIES, Config, algorithm_class, max_workers
 from runtime.container import cpu_cores
@@ -104,6 +105,14 @@ def body_dtype(cfg: Config, device: torch.device, obs_space: dict[str, spaces.Sp
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     return torch.bfloat16 if torch.cpu.get_capabilities().get("avx512_bf16") else torch.float32
+
+
+def prepare(cfg: Config, model: nn.Module) -> None:
+    """Set the arithmetic of float32 matrices in this process, and compile a model when it is called."""
+    if cfg.tf32:
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "tf32"
+    if cfg.torch_compile:
+        model.compile()
 
 
 def choose_device(name: str, policy: int = 0) -> torch.device:

@@ -16,10 +16,9 @@ from envs.families import probe
 from envs.vector_env import EnvInfo
 from pbt import assign_kinds
 from runtime import checkpoint, ranks
-from runtime.acceleration import check_options
 from runtime.children import start_server
 from runtime.crew import Component, Processes
-from runtime.machine import body_dtype, choose_cores, choose_device
+from runtime.machine import choose_cores, choose_device
 from runtime.memory import (
     available_memory,
     available_shared_memory,
@@ -88,8 +87,6 @@ def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
     with weights_that_fit(cfg, devices[0].type == "cpu", available):
         models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
                                                 for policy, kind in enumerate(kinds)), strict=True))
-    for device, kind, model in zip(devices, kinds, models, strict=True):
-        check_options(cfg, device, body_dtype(cfg, device, info.kinds[kind][0]), has_memory=model.state_size > 0)
     check_num_slots(cfg, len(info.agents))
     needed = [estimate_memory(cfg, info, kinds[:count], models[:count], devices[:count])
               for count in range(1, cfg.num_policies + 1)]

@@ -21,8 +21,7 @@ from runtime.user_error import UserError
 # How one start runs, not what is learned: as given, or as the machine has it now, never as the run had it before. The
 # number and grouping of environments, their trajectories and batches shape what is learned, so these stay.
 MODES = ("restart_behavior", "trust_run", "device", "serial_mode", "policy_workers_per_policy",
-         "set_workers_cpu_affinity", "learner_threads", "trace_sec", "tf32", "half_precision_copies", "cuda_graphs",
-         "torch_compile")
+         "set_workers_cpu_affinity", "learner_threads", "trace_sec", "tf32", "torch_compile")
 PLACE = ("env", "train_dir", "experiment")  # where the run is, and what it is looked for by
 # what a run is of: with others its weights and its scores would mean something else
 KIND = ("env", "env_kwargs", "algo", "nonlinearity", "squash_actions", "adaptive_stddev", "obs_subtract_mean",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny_envs
 import torch
+from parts import learners
 from pretend_gpu import DEVICE
 from torch import nn
 
@@ -19,6 +20,7 @@ from a3c import A3C
 from apex import APEX
 from appo import APPO, load
 from impala import IMPALA
+from policy_worker import cut, largest_items_first
 from pql import PQL
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from trainer import Trainer
@@ -111,6 +113,32 @@ def test_a_run_goes_on_on_the_other_device_and_back(tmp_path: Path) -> None:
         assert evaluate.main(["--env", "CartPole-v1", "--train_dir", str(tmp_path), "--episodes", "2",
                               "--device", device]) == 0
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tensors_of_any_shapes_and_dtypes_lie_one_after_another(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    dtypes = [torch.bool, torch.float64, torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.int64]
+    tensors = {str(dtype): torch.randint(0, 100, (5, *torch.randint(0, 4, (2,), generator=rng).tolist()),
+                                         generator=rng).to(dtype) for dtype in dtypes}
+    ordered = largest_items_first(tensors)
+    packed = torch.cat([tensor.view(torch.uint8).flatten() for tensor in ordered.values()])
+    found = cut(packed, ordered)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_compiled_network_learns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiler's first half; the second, which takes a minute, only makes machine code of it."""
+    learned, compile_module = [], nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compile_module(module, backend="aot_eager"))
+    for torch_compile in (False, True):
+        with APPO("CartPole-v1", train_dir=str(tmp_path), experiment=str(torch_compile), device="cpu",
+                  torch_compile=torch_compile, **SMALL) as trainer:
+            trainer.train(160)
+            learned.append(weights(trainer))
+            assert (learners(trainer)[0].model._compiled_call_impl is not None) == torch_compile
+    torch.testing.assert_close(*learned, rtol=1e-3, atol=1e-5)
 
 
 # ---- a real one ------------------------------------------------------------------------------------------------------

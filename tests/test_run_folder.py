@@ -19,7 +19,7 @@ from train import main as train
 SMALL = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64}
 MODES_GIVEN = {"trust_run": True, "device": "cpu", "serial_mode": True, "policy_workers_per_policy": 3,
                "set_workers_cpu_affinity": True, "learner_threads": 5, "trace_sec": 2.0, "tf32": True,
-               "half_precision_copies": True, "cuda_graphs": True, "torch_compile": True}
+               "torch_compile": True}
 
 
 def start(folder: Path, **given: Any) -> Config:

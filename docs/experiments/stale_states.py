@@ -27,9 +27,10 @@ Weights = dict[str, Tensor]
 def keeping(kept: list[Weights]) -> type[Learner]:
     """Make a learner that keeps the weights after each SGD step."""
     class Keeping(Learner):
-        def count_sgd_step(self) -> None:
-            super().count_sgd_step()
+        def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+            statistics = super().sgd_step(data)
             kept.append({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
+            return statistics
     return Keeping
 
 

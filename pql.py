@@ -35,7 +35,6 @@ from normalizers import expanded_space
 from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from reducer import FINISHED
 from replay_feed import ReplayFeed
-from runtime.fast_linear import make_fast
 from runtime.inbox import SLOTS
 from runtime.user_error import UserError
 from shared_buffers import TAKEN, WITH_WORKER, SharedBuffers, Spec
@@ -109,9 +108,6 @@ class ActorAndQ(ActorCritic):
         nn.init.zeros_(self.policy_head.bias)
         expanded = {name: expanded_space(space) for name, space in self.leaves.items()}
         self.q = nn.ModuleList(QNetwork(cfg, expanded, num_actions) for _ in range(2))
-        make_fast(self.q)
-        if not cfg.encoder:
-            make_fast(self.policy)
         self.target_policy, self.target_q = frozen_copy(self.policy), frozen_copy(self.q)
         self.register_buffer("exploration", torch.zeros(2))  # the smallest and the largest deviation, for who acts
 

@@ -26,7 +26,6 @@ from algorithm import Algorithm, Data
 from envs.flat_spaces import ACTION_MASK, action_leaves, is_bounded, num_columns
 from normalizers import RunningNormalizer
 from runtime.command_line import OneLineParser, parse_bool
-from runtime.fast_linear import FastLinear
 from runtime.files import replacing
 from runtime.policy import load
 from runtime.user_error import UserError
@@ -99,8 +98,6 @@ def trace(policy: Exported) -> torch.export.ExportedProgram:
     for part in policy.model.modules():
         if isinstance(part, RunningNormalizer):
             part.CHUNK = MOST_ROWS * part.mean.numel()  # all rows at once, however many there are
-        elif isinstance(part, FastLinear):
-            part.__class__ = nn.Linear  # the same, of operators that others have, too
     policy.requires_grad_(False)
     examples = policy.examples()
     batch = torch.export.Dim("batch", min=1, max=MOST_ROWS)

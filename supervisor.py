@@ -17,7 +17,6 @@ from learner import Learner
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime import ranks
-from runtime.banner import announce
 from runtime.by_name import reference
 from runtime.cast import list_components
 from runtime.children import start_server
@@ -28,7 +27,7 @@ from runtime.files import remove_unfinished
 from runtime.inbox import FINISH, LOAD, SAVE, STOP
 from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
-from runtime.progress import describe_finished
+from runtime.progress import describe_finished, describe_run
 from runtime.pulse import START_SEC
 from runtime.records import Records
 from runtime.recovery import Failure, Recovery
@@ -106,7 +105,7 @@ class Supervisor:
             undo.pop_all()
             self.run_dir_lock = lock
         self.steps_promised = self.env_steps  # those of all calls of train()
-        introduce(self, plan, given, news)
+        introduce(self, plan, news)
 
     # ---- public --------------------------------------------------------------------------------------------------
 
@@ -341,12 +340,12 @@ class Supervisor:
                 self.records.add_population(decisions, self.population.all_numbers(), self.env_steps)
 
 
-def introduce(system: Supervisor, plan: Plan, given: dict[str, Any], news: str) -> None:
+def introduce(system: Supervisor, plan: Plan, news: str) -> None:
     """Tell what a run is made of."""
     is_resumed = any(plan.states)
     system.records.log(news + (f"resumed at env_steps={system.env_steps:,} sgd_steps={sum(system.versions):,}\n"
                                + plan.describe_resume() if is_resumed else ""))
-    announce(system.records.log, system.cfg, plan, system.buffers.num_bytes, None if is_resumed else given)
+    system.records.log("\n".join(describe_run(system.cfg, plan, system.buffers.num_bytes)))
     if system.population is not None:
         system.records.add_population([], system.population.all_numbers(), system.env_steps)
     system.records.resting_since = time.time()
@@ -354,7 +353,7 @@ def introduce(system: Supervisor, plan: Plan, given: dict[str, Any], news: str) 
 
 def draw(system: Supervisor) -> None:
     """Draw what a run leaves in its folder: the population, the timeline."""
-    with contextlib.suppress(OSError, UserError):  # the disk is full, or the folder has gone away
+    try:
         if system.population is not None:
             system.population.draw()
         if system.cfg.trace_sec and system.trained_until:
@@ -363,3 +362,6 @@ def draw(system: Supervisor) -> None:
             end = system.trained_until
             begin = int(max(0.0, end - system.cfg.trace_sec * 1e9))  # infinite: all of it
             system.records.log(timeline.write_run(system.cfg.run_dir, system.crew.spans, begin, end))
+    except (ImportError, OSError, UserError) as error:  # matplotlib is missing, the disk is full
+        tool = "timeline" if system.population is None else "plot"
+        system.records.log(f"no picture was drawn ({error}); later: python -m tools.{tool} --help")

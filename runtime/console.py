@@ -67,15 +67,12 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def show_progress(line: str, in_short: str) -> bool:
-    """Show how far the training has come, in short where the terminal is narrow.
-
-    Tells whether the line is open: a terminal's takes the place of the last.
-    """
+def show_progress(line: str) -> bool:
+    """Show how far the training has come; return whether the line is open: a terminal's takes the place of the last."""
     with contextlib.suppress(OSError, ValueError):  # it has gone away
         if sys.stdout is not None and sys.stdout.isatty():
             width = os.get_terminal_size(sys.stdout.fileno()).columns - 1
-            say("\r" + (line if len(line) <= width else in_short)[:width].ljust(width), end="")
+            say("\r" + line[:width].ljust(width), end="")
             return True
     say(line)
     return False

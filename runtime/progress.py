@@ -1,71 +1,60 @@
-"""What the progress line and the last line of a run say, and how the time left is found. Used by `records.py`."""
+"""What a run says of itself: a few lines at its start, the progress line, its end."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from gymnasium import spaces
+
 from config import Config
+from runtime.machine import body_dtype, this_machine
+from runtime.plan import Plan
 from runtime.policy_records import PolicyRecords, mean
 
-PACE_SEC = 120.0  # what came before the last so many seconds hardly counts for the time left
+WIDTH = 79  # a terminal of 80 columns breaks a line that fills it
 
 
-class Pace:
-    """How fast env_steps are sampled: their number over the time they took, in which the past fades away."""
+def describe_run(cfg: Config, plan: Plan, num_bytes: int) -> list[str]:
+    """Describe a run in lines of at most `WIDTH` characters, but for the last one, which names its folder.
 
-    def __init__(self) -> None:
-        self.env_steps = self.seconds = 0.0
+    num_bytes: of its shared memory.
+    """
+    lines = []
+    for number, (obs_space, action_space) in enumerate(plan.info.kinds):
+        agents = [name for name, kind in zip(plan.info.agents, plan.info.kind_of_agent, strict=True) if kind == number]
+        obs = ", ".join(f"{name} {'x'.join(map(str, space.shape)) if isinstance(space, spaces.Box) else space}"
+                        for name, space in obs_space.items())
+        of_agents = f" ({', '.join(agents)})" if len(plan.info.agents) > 1 else ""
+        lines.append(f"{cfg.env}{of_agents}: {obs} -> {action_space}")
+    mode = ", serial" if cfg.serial_mode else "" if cfg.async_rl else ", in turns"
+    dtype = str(body_dtype(cfg, plan.devices[0], plan.info.kinds[0][0])).removeprefix("torch.")
+    policies = f"{cfg.num_policies} policies of " if cfg.num_policies > 1 else ""
+    lines += [f"{cfg.algo}{mode}: {cfg.num_workers} workers x {cfg.num_envs_per_worker} environments, "
+              f"{cfg.num_epochs} x {cfg.num_batches_per_epoch} x {cfg.batch_size:,} samples a dataset",
+              f"{policies}{sum(p.numel() for p in plan.models[0].parameters()):,} parameters, {dtype} on "
+              f"{', '.join(dict.fromkeys(map(str, plan.devices)))} ({this_machine(cfg.device)}), "
+              f"{num_bytes / 1e6:,.1f} MB shared"]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
+    return [*wrapped, f"records in {cfg.run_dir}"]
 
-    def add(self, env_steps: int, seconds: float) -> None:
-        kept = math.exp(-seconds / PACE_SEC)
-        self.env_steps, self.seconds = kept * self.env_steps + env_steps, kept * self.seconds + seconds
 
-    def seconds_for(self, env_steps: int) -> float:
-        """Tell how long so many env_steps take; infinity: nothing is known yet."""
-        return env_steps * self.seconds / self.env_steps if self.env_steps else math.inf
-
-
-def describe_progress(cfg: Config, row: dict[str, Any], policies: Sequence[PolicyRecords], goal: int, pace: Pace,
-                      return_so_far: float, trouble: Sequence[str]) -> tuple[str, str]:
-    """Say how far the run has come, from a row of metrics.jsonl: in full, and so that it fits into 80 columns.
+def describe_progress(cfg: Config, row: dict[str, Any], policies: Sequence[PolicyRecords], seconds_left: float,
+                      goal: int, return_so_far: float, trouble: Sequence[str]) -> str:
+    """Describe how far a run has come, from a row of metrics.jsonl, in at most `WIDTH` characters.
 
     return_so_far: that of the episodes under way, for as long as none has finished.
     """
     fraction = min(max(row["env_steps"] / goal, row["wall_sec"] / cfg.train_for_seconds), 1.0)
-    seconds_left = max(0.0, min(pace.seconds_for(goal - row["env_steps"]), cfg.train_for_seconds - row["wall_sec"]))
-    left = f"{format_roughly(seconds_left)} left"
-    fps, steps = f"{row['fps']:,.0f}", f"{row['env_steps']:,} env_steps"
-    if cfg.env_frameskip > 1:
-        steps, per_sec = f"{steps} ({row['env_frames']:,} frames)", (f"{fps} frames/s", f"{fps} fps")
-    else:
-        per_sec = (f"{fps}/s",) * 2
-    parts = [(part, part) for part in (f"{fraction:.1%}", *trouble)]
-    parts += [(f"{format_duration(row['wall_sec'])} gone, {left}", left),
-              (steps, f"{shorten(row['env_steps'])} env_steps"), per_sec,
-              *((part, part) for part in describe_scores(row, policies, return_so_far))]
-    if "policy_lag_mean" in row:
-        lag = f"lag {row['policy_lag_mean']:.1f}"
-        parts.append((f"{lag} (max {row['policy_lag_max']:.0f})", lag))
-    in_full, in_short = (" | ".join(forms) for forms in zip(*parts, strict=True))
-    return in_full, in_short
-
-
-def describe_scores(row: dict[str, Any], policies: Sequence[PolicyRecords], return_so_far: float) -> list[str]:
-    """Say what the policies have reached."""
-    if row["mean_return"] is None:
-        parts = [f"return so far {return_so_far:.2f}"]
-    else:
-        spread = [policy.mean_return for policy in policies if policy.returns]
-        of_all = f" ({min(spread):.2f} to {max(spread):.2f})" if len(policies) > 1 else ""
-        parts = [f"return {row['mean_return']:.2f}{of_all}"]
-    if row.get("true_objective") is not None:
-        parts.append(f"objective {row['true_objective']:.2f}")
-    if row.get("win_rate_vs_past") is not None:
-        parts.append(f"wins against the past {row['win_rate_vs_past']:.0%}")
-    evaluations = [policy.last_evaluation["eval_return"] for policy in policies if policy.last_evaluation]
-    if evaluations:
+    left = format_duration(seconds_left) if seconds_left < math.inf else "?"
+    returned = f"{return_so_far:.2f} so far" if row["mean_return"] is None else f"{row['mean_return']:.2f}"
+    parts = [f"{fraction:.1%}", *trouble, f"{left} left", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f}/s",
+             f"return {returned}"]
+    if evaluations := [policy.last_evaluation["eval_return"] for policy in policies if policy.last_evaluation]:
         parts.append(f"eval {mean(evaluations):.2f}")
-    return parts
+    if "policy_lag_mean" in row:
+        parts.append(f"lag {row['policy_lag_mean']:.1f}")
+    return " | ".join(parts)[:WIDTH]
 
 
 def describe_finished(cfg: Config, env_steps: int, goal: int, wall_sec: float) -> str:
@@ -82,24 +71,7 @@ def show_scores(scores: list[float | None]) -> str:
     return ", ".join("none" if score is None else f"{score:.2f}" for score in scores)
 
 
-def shorten(number: int) -> str:
-    """Write a count in few characters: 12,345, 123k, 1.23M."""
-    if number < 1_000_000:
-        return f"{number:,}" if number < 100_000 else f"{number // 1000}k"
-    return f"{number / 1e6:.2f}M"
-
-
 def format_duration(seconds: float) -> str:
     """Format seconds as h:mm:ss."""
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
-def format_roughly(seconds: float) -> str:
-    """Format an estimate of seconds: 95s, 12m, 3h05m."""
-    if not math.isfinite(seconds):
-        return "?"
-    if seconds < 100:
-        return f"{seconds:.0f}s"
-    minutes = round(seconds / 60)
-    return f"{minutes}m" if minutes < 100 else f"{minutes // 60}h{minutes % 60:02}m"

@@ -35,7 +35,7 @@ from runtime.policy_records import (
     objectives_of,
     save_windows,
 )
-from runtime.progress import Pace, describe_progress, format_duration, show_scores
+from runtime.progress import describe_progress, format_duration, show_scores
 from runtime.ranks import this_rank
 from runtime.run_folder import mend_run_dir
 from runtime.user_error import ComponentError
@@ -75,7 +75,6 @@ class Records:
         self.save_sec = 0.0  # that a checkpoint takes
         self.train_sec = 0.0  # in earlier calls of train()
         self.begun: float | None = None  # when the running call of train() began
-        self.pace = Pace()
         self.since, self.resting_since = since, time.time()  # since when no call of train() goes on
         self.first_step_sec: float | None = None
         self.memory_bytes = self.peak_memory_bytes = 0
@@ -189,6 +188,7 @@ class Records:
             self.log(f"the learning rate is 0 after {self.cfg.train_for_env_steps:,} env_steps, raise "
                      "train_for_env_steps to learn on")
         self.goal, self.steps_at_row, self.row = goal, env_steps, {"mean_return": None}
+        self.steps_at_begin = env_steps
         self.begun = self.last_row = time.monotonic()
         self.since += time.time() - self.resting_since
 
@@ -254,8 +254,6 @@ class Records:
         now = time.monotonic()
         seconds = max(now - self.last_row, 1e-9)
         fps = (env_steps - self.steps_at_row) * self.cfg.env_frameskip / seconds
-        if self.begun is not None:  # else an evaluation came later
-            self.pace.add(env_steps - self.steps_at_row, seconds)
         self.last_row, self.steps_at_row = now, env_steps
         row: dict[str, Any] = {
             "env_steps": env_steps, "env_frames": env_steps * self.cfg.env_frameskip,
@@ -331,8 +329,12 @@ class Records:
             return
         trouble = [f"NOT SAVED: {why}" for why in [*self.unwritten.reasons.values()][:1]]
         trouble += [f"{self.num_replaced} replaced"] if self.num_replaced else []
-        self.line_open = show_progress(*describe_progress(
-            self.cfg, row, self.policies, self.goal, self.pace, self.buffers.agent_return.mean().item(), trouble))
+        pace = (row["env_steps"] - self.steps_at_begin) / (time.monotonic() - self.begun)
+        seconds_left = min((self.goal - row["env_steps"]) / pace if pace else math.inf,
+                           self.cfg.train_for_seconds - row["wall_sec"])
+        self.line_open = show_progress(describe_progress(
+            self.cfg, row, self.policies, max(0.0, seconds_left), self.goal, self.buffers.agent_return.mean().item(),
+            trouble))
 
     def close(self, env_steps: int) -> None:
         """Write the last summary, and all that waits."""

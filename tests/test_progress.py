@@ -1,63 +1,57 @@
-"""The progress line: its units, what it is short of, and the time left."""
+"""What a run says of itself: the lines at its start, the progress line, the time left."""
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
 from appo import APPO
 from config import Config, make_config
+from envs.families import profile
+from envs.vector_env import EnvInfo
 from runtime.files import read_lines
 from runtime.policy_records import PolicyRecords
-from runtime.progress import Pace, describe_progress, format_roughly
+from runtime.progress import WIDTH, describe_progress, describe_run
 from runtime.records import join_rows, read_summary
 
 ROW = {"env_steps": 1_234_567, "env_frames": 4_938_268, "wall_sec": 1500.0, "fps": 8211.4, "mean_return": -20.45,
        "policy_lag_mean": 4.83, "policy_lag_max": 16}
+IMAGE, VECTOR = {"obs": spaces.Box(0, 255, (84, 84, 4), np.uint8)}, {"obs": spaces.Box(-1, 1, (17,), np.float32)}
+KEYS = {"red": spaces.Box(-1, 1, (3,), np.float32), "green": spaces.Box(-1, 1, (2,), np.float32)}
 
 
-def describe(pace: Pace, trouble: Sequence[str] = (), row: dict[str, Any] = ROW, **settings: Any) -> tuple[str, str]:
-    cfg = make_config({"env": "tiny"}, settings)
-    return describe_progress(cfg, row, [], 10_000_000, pace, -3.2, trouble)
+@pytest.mark.parametrize("given", [{"env": "PongNoFrameskip-v4"}, {"env": "CartPole-v1", "num_policies": 2}], ids=str)
+def test_a_few_short_lines_say_what_a_run_is_made_of(given: dict) -> None:
+    cfg = make_config(profile(given["env"], given), given)
+    kinds = [(IMAGE, spaces.Discrete(6)), (KEYS, spaces.Discrete(2))][: cfg.num_policies]
+    info = EnvInfo(["ann", "bob", "cal"][: 2 * len(kinds) - 1], [0, 1, 1][: 2 * len(kinds) - 1], kinds, None)
+    plan = SimpleNamespace(info=info, devices=[torch.device("cpu")], models=[torch.nn.Linear(1000, 2)])
+    lines = describe_run(cfg, plan, 1_234_567)
+    assert len(lines) <= 8
+    assert all(len(line) <= WIDTH for line in lines), "\n".join(lines)
+    text = " ".join(" ".join(lines).split())
+    spaces_of = [f"{cfg.env}: obs 84x84x4 -> Discrete(6)"] if len(kinds) == 1 else [
+        f"{cfg.env} (ann): obs 84x84x4 -> Discrete(6)", f"{cfg.env} (bob, cal): red 3, green 2 -> Discrete(2)"]
+    for part in (*spaces_of, f"{cfg.num_workers} workers x {cfg.num_envs_per_worker} environments",
+                 f"{cfg.batch_size:,}", "2,002 parameters", "on cpu", "1.2 MB", f"records in {cfg.run_dir}"):
+        assert part in text
 
 
-def pace_of(*intervals: tuple[int, float]) -> Pace:
-    pace = Pace()
-    for interval in intervals:
-        pace.add(*interval)
-    return pace
-
-
-def test_the_line_counts_env_steps_and_fits_80_columns() -> None:
-    in_full, in_short = describe(pace_of((10_000, 5.0)), env_frameskip=4)
-    assert in_full == ("12.3% | 0:25:00 gone, 73m left | 1,234,567 env_steps (4,938,268 frames) | 8,211 frames/s | "
-                       "return -20.45 | lag 4.8 (max 16)")
-    assert in_short == "12.3% | 73m left | 1.23M env_steps | 8,211 fps | return -20.45 | lag 4.8"
-    without_frames = describe(pace_of((10_000, 5.0)))
-    assert "frames" not in " ".join(without_frames)
-    assert "| 8,211/s |" in without_frames[0]
-    early = describe(Pace(), row=ROW | {"env_steps": 123_456, "mean_return": None}, env_frameskip=4)[1]
-    assert early == "1.2% | ? left | 123k env_steps | 8,211 fps | return so far -3.20 | lag 4.8"
-    assert describe(Pace(), ["NOT SAVED: the disk is full"])[1].startswith("12.3% | NOT SAVED: the disk is full | ")
-
-
-def test_the_time_left_does_not_jump_when_one_interval_is_slow() -> None:
-    steady = pace_of(*[(10_000, 5.0)] * 100)
-    assert steady.seconds_for(1_000_000) == pytest.approx(500)
-    for interval, most in (((1000, 5.0), 1.05), ((0, 5.0), 1.05), ((30_000, 5.0), 0.9)):
-        left = pace_of(*[(10_000, 5.0)] * 100, interval).seconds_for(1_000_000)
-        assert min(most, 1) * 500 <= left <= max(most, 1) * 500
-    slower = pace_of(*[(10_000, 5.0)] * 100, *[(5000, 5.0)] * 100)
-    assert slower.seconds_for(1_000_000) == pytest.approx(1000, rel=0.05), "what lasts is believed"
-    assert Pace().seconds_for(1) == pace_of((0, 5.0)).seconds_for(1) == math.inf
-
-
-def test_an_estimate_is_written_roughly() -> None:
-    assert [format_roughly(seconds) for seconds in (0, 95.4, 100, 5900, 6000, 100_000, math.inf)] == [
-        "0s", "95s", "2m", "98m", "1h40m", "27h47m", "?"]
+@pytest.mark.parametrize(("more", "left", "trouble", "line"), [
+    ({}, 4380.0, [], "12.3% | 1:13:00 left | 4,938,268 frames | 8,211/s | return -20.45 | lag 4.8"),
+    ({"env_steps": 123_456, "mean_return": None}, math.inf, [],
+     "1.2% | ? left | 4,938,268 frames | 8,211/s | return -3.20 so far | lag 4.8"),
+    ({}, 0.0, ["NOT SAVED: No space left on device"],
+     "12.3% | NOT SAVED: No space left on device | 0:00:00 left | 4,938,268 frames | ")])
+def test_the_progress_line_fits_80_columns(more: dict, left: float, trouble: list[str], line: str) -> None:
+    cfg = make_config({"env": "tiny", "env_frameskip": 4})
+    assert describe_progress(cfg, ROW | more, [], left, 10_000_000, -3.2, trouble) == line
+    assert len(line) <= WIDTH
 
 
 def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from_the_call(
@@ -68,11 +62,11 @@ def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from
         appo.train(16)
         (worker, *_) = appo.crew.components
         (split,) = worker.splits.values()
-        assert "return so far 4.00" in capsys.readouterr().out
+        assert "return 4.00 so far" in capsys.readouterr().out
         assert split.episode_return.tolist() == appo.buffers.agent_return[0].tolist()
         appo.train(400)
         took = time.time() - began
-    assert "return so far" not in capsys.readouterr().out.splitlines()[-2]
+    assert "so far" not in capsys.readouterr().out.splitlines()[-2]
     assert 0 < read_summary(appo.cfg.run_dir)["first_sgd_step_sec"] < took
     rows = read_lines(appo.cfg.run_dir / "metrics.jsonl")
     assert rows[0]["return_min"] is None

@@ -19,10 +19,7 @@ from runtime.container import cpu_cores
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
 
-MAX_SLOTS_BY_DEFAULT = 500  # of trajectories, of one worker and one agent in each environment
-ENVS_PER_CORE = 16  # of large observations: what keeps batches of inference large; fewer where a profile has fewer
-MIN_ROLLOUT = 16  # of large observations: with shorter trajectories more would depend on the bootstrap value
-CORES_PER_POLICY_WORKER = {False: 8, True: 32}  # with a GPU (True): a guess: nobody measured it
+MIN_ROLLOUT = 16  # with shorter trajectories more would depend on the bootstrap value
 NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
 
 
@@ -45,51 +42,42 @@ def this_machine(device: str = "auto") -> Machine:
 
 def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, Any], *,
               large_observations: bool) -> dict[str, Any]:
-    """Complete a family's profile for a machine.
+    """Complete a family's profile, which is for two cores, for a machine.
 
-    Without a GPU a profile's "without_gpu" replaces settings, unless a network is given: they belong to one network.
-    Its "num_learners" are for a CPU too: several can share a GPU, but nothing speaks for it (it was not measured).
-    Its "num_envs" is the number of all environments on two cores. More environments mean older data: the number grows
-    with the cores only where batches of inference would become too small. Then datasets grow too, and trajectories
-    become shorter (down to `MIN_ROLLOUT`, and not those of a memory): about one dataset stays in flight.
-    A population gets more environments, so that each policy's batches stay as large, but not with large observations,
-    whose trajectories would fill the memory.
+    1. Without a GPU a profile's "without_gpu" counts, unless a network is given, and so do its several learners.
+    2. A rollout worker for each core; a policy worker for each 8 cores, with a GPU for each 32.
+    3. The profile's "num_envs", shared by the workers, in two splits with a GPU; in a population up to 4 times as many.
+    4. Images (`large_observations`): at least 16 environments for each core, or half of the profile's, which keeps
+       batches of inference large. If that doubles their number, minibatches double too, and then trajectories, but not
+       those of a memory, are halved until about one dataset is in flight: more would be old before it is learned from.
+    5. Images: without a GPU the learners have 0.7 threads for each core, since training takes two thirds of the CPU.
     """
     settings = {name: getattr(Config, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")} | profile
-    without_gpu = settings.pop("without_gpu", {})
-    if not machine.num_gpus and not NETWORK_SETTINGS & given.keys():
+    without_gpu, has_gpu = settings.pop("without_gpu", {}), machine.num_gpus > 0
+    if not has_gpu and not NETWORK_SETTINGS & given.keys():
         settings |= without_gpu
-    several_refused = (this_rank().world_size > 1 or given.get("with_pbt") or given.get("serial_mode")
-                       or not given.get("async_rl", True))
-    if machine.num_gpus or several_refused:
+    in_turns = given.get("serial_mode") or not given.get("async_rl", True)
+    if has_gpu or in_turns or given.get("with_pbt") or this_rank().world_size > 1:
         settings.pop("num_learners", None)
+    num_envs, num_policies = settings.pop("num_envs"), min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
     roles = algorithm_class(given.get("algo", Config.algo)).roles
     num_learners = len(roles) or max(1, given.get("num_learners", settings.get("num_learners", 1)))
-    num_policies = min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
-    num_workers = max(1, given.get("num_workers", min(machine.cores, max_workers(num_policies, num_learners))))
-    settings["num_workers"] = num_workers
-    per_policy = CORES_PER_POLICY_WORKER[machine.num_gpus > 0] * num_policies
-    settings["policy_workers_per_policy"] = max(1, machine.cores // per_policy)
-    num_envs = settings.pop("num_envs")
     if large_observations:
-        envs_per_core = min(ENVS_PER_CORE, num_envs / 2)  # a profile is for two cores
-        growth = max(1.0, envs_per_core * machine.cores / num_envs)
-        num_envs *= growth
-        if growth >= 2:  # datasets grow at most twofold: larger ones learn from fewer steps
-            settings["batch_size"] *= 2
-        dataset = settings["batch_size"] * settings["num_batches_per_epoch"]
-        has_memory = any(given.get(name) for name in ("use_rnn", "core", "model"))  # it learns within a trajectory
-        while num_envs * settings["rollout"] >= 1.5 * dataset and settings["rollout"] > MIN_ROLLOUT and not has_memory:
+        of_cores = machine.cores * min(16, num_envs // 2)
+        settings["batch_size"] *= 2 if of_cores >= 2 * num_envs else 1
+        num_envs = max(num_envs, of_cores)
+        most = 1.5 * settings["batch_size"] * settings["num_batches_per_epoch"]
+        has_memory = any(given.get(name) for name in ("use_rnn", "core", "model"))
+        while num_envs * settings["rollout"] >= most and settings["rollout"] > MIN_ROLLOUT and not has_memory:
             settings["rollout"] //= 2
-        # training takes two thirds of the CPU; it has a thread for each part of a minibatch
-        settings["learner_threads"] = 1 if machine.num_gpus else math.ceil(0.7 * machine.cores / num_learners)
-    per_worker = num_envs / num_workers
-    if not large_observations:
-        per_worker = max(per_worker, min(per_worker * num_policies, MAX_SLOTS_BY_DEFAULT / num_policies))
-    # without a GPU, networks and environments share the cores: what a worker leaves idle, others use
-    settings["worker_num_splits"] = 2 if machine.num_gpus else 1
-    splits = max(1, given.get("worker_num_splits", settings["worker_num_splits"]))
-    settings["num_envs_per_worker"] = splits * max(1, round(per_worker / splits))
+        settings["learner_threads"] = 1 if has_gpu else math.ceil(0.7 * machine.cores / num_learners)
+    else:
+        num_envs *= min(num_policies, 4)
+    settings["policy_workers_per_policy"] = max(1, machine.cores // ((32 if has_gpu else 8) * num_policies))
+    settings["num_workers"] = min(machine.cores, max_workers(num_policies, num_learners))
+    settings["worker_num_splits"] = 2 if has_gpu else 1
+    workers, splits = (max(1, given.get(name, settings[name])) for name in ("num_workers", "worker_num_splits"))
+    settings["num_envs_per_worker"] = splits * max(1, round(num_envs / workers / splits))
     return settings
 
 

@@ -19,7 +19,7 @@ from config import Config, make_config
 from encoders import NONLINEARITIES
 from envs.families import profile
 from losses import clipped_value_error, ppo_objective
-from runtime.defaults import make_full_parser
+from runtime.command_line import make_parser
 from runtime.machine import Machine
 from shared_buffers import check_num_slots
 
@@ -64,7 +64,7 @@ def commands() -> list[list[str]]:
 
 def config_of(command: list[str]) -> Config:
     """Return the configuration that a command of train.py gives on the machine of the table."""
-    given = vars(make_full_parser("", algo="appo").parse(command[2:]))
+    given = vars(make_parser("", algo="appo").parse(command[2:]))
     return make_config(profile(given["env"], given, MACHINE), given)
 
 

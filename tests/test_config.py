@@ -20,7 +20,6 @@ from envs.vector_env import EnvInfo
 from evaluate import make_arguments
 from model import make_model
 from runtime.command_line import make_parser
-from runtime.defaults import make_full_parser
 from runtime.files import load_saved
 from runtime.user_error import UserError
 from shared_buffers import SharedBuffers, check_num_slots
@@ -341,22 +340,6 @@ def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPat
         else:
             assert shown == ((" ".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none")
         assert all(choice in helps[name] for choice in field.metadata["choices"] or ())
-
-
-@pytest.mark.parametrize("algo", ["appo", "apex"])
-def test_help_shows_no_default_that_never_applies_and_nothing_that_is_no_flag(algo: str) -> None:
-    text = make_full_parser("Train", algo=algo).format_help()
-    assert max(map(len, text.splitlines())) < 80
-    entries = {entry.split()[0]: " ".join(entry.split()) for entry in re.split(r"\n +--", text.split("\n\n[by")[0])}
-    for name in ("num_workers", "num_envs_per_worker", "worker_num_splits", "policy_workers_per_policy",
-                 "learner_threads"):
-        assert "[by machine]" in entries[name]
-    assert "[by family]" in entries["rollout"]
-    assert ("[0.99, or by family]" if algo == "appo" else "[0.99]") in entries["gamma"]
-    assert "[0.9]" in entries["adam_beta1"]
-    named = set(re.findall(r"(\w+)=", text.split("[by family] follows")[1]))
-    assert named <= {field.name for field in dataclasses.fields(algorithm_class(algo).Settings)}
-    assert {"batch_size", "encoder_mlp_layers", "learning_rate"} <= named
 
 
 def test_help_leaves_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ class Supervisor:
             for policy in range(self.cfg.num_policies):
                 self.commands.send(policy, SAVE, SAVE_PERIODIC)
             self._wait_for_answers(SAVE, "save")
-            if not self.records.unwritten.checkpoints(SAVE_PERIODIC):
+            if not any(kind == SAVE_PERIODIC for _, kind in self.records.unsaved):
                 break
 
     def _give_up(self, *, save: bool) -> None:

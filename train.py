@@ -7,7 +7,6 @@ after saving, 2 for bad input (one line), 1 when a component failed (its traceba
 import contextlib
 import sys
 
-from runtime.console import complain, forgive, open_missing
 from runtime.stop import STOP_SIGNAL, end
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
@@ -35,17 +34,15 @@ def main(argv: list[str]) -> int:
                 system.train()
     except BaseException as error:
         if STOP_SIGNAL() and not training:  # whatever the signal has interrupted
-            complain("train.py: ended before the training began")
+            print("train.py: ended before the training began", file=sys.stderr)
             return 0
         told_in_one_line = KeyboardInterrupt | UserError | ComponentError
         if isinstance(error, EnvironmentFailure) or not isinstance(error, told_in_one_line):
             raise
-        complain(f"train.py: {str(error) or 'ended without saving'}")
+        print(f"train.py: {str(error) or 'ended without saving'}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     return 0
 
 
 if __name__ == "__main__":
-    open_missing()
-    forgive()
     end(main(sys.argv[1:]))

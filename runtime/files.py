@@ -1,13 +1,12 @@
 """Files that are always whole, and the settings that a run has saved."""
 
-import collections
 import contextlib
 import json
 import math
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,45 +74,10 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def append(path: Path, data: bytes, *, fresh_line: bool = False) -> None:
-    """Add bytes to a file, all or none of them. Raises `OSError`."""
-    with path.open("a+b", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        if fresh_line and size > 0:
-            file.seek(-1, os.SEEK_END)
-            data = data if file.read(1) == b"\n" else b"\n" + data
-        try:
-            while data:
-                data = data[file.write(data):]
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(size)
-            raise
-
-
-class LineFile:
-    """A file that grows by whole lines. What cannot be written, since the disk is full, waits for the next `flush`."""
-
-    MOST_WAITING = 100_000  # lines; then the oldest are given up
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.waiting: collections.deque[str] = collections.deque(maxlen=self.MOST_WAITING)
-
-    def add(self, line: str) -> None:
-        """Add a line, without its end, that the next `flush` writes."""
-        self.waiting.append(line)
-
-    def flush(self) -> None:
-        """Write what waits, beginning on a fresh line: a crash may have left half of the line before.
-
-        Raises `OSError`; the file is as before then, and the lines go on waiting.
-        """
-        if not self.waiting:
-            return
-        text = "".join(f"{line}\n" for line in self.waiting)
-        append(self.path, text.encode(errors="backslashreplace"), fresh_line=True)  # an error may name any file
-        self.waiting.clear()
+def add_line(path: Path, line: str) -> None:
+    """Add a line to a file. Raises `OSError`."""
+    with path.open("a", errors="backslashreplace") as file:  # an error may name any file
+        file.write(line + "\n")
 
 
 def parse_json(text: str) -> Any:
@@ -162,27 +126,3 @@ def load_saved(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict) or "env" not in saved:
         raise UserError(f"{path} holds no settings; use --restart_behavior=restart to begin anew")
     return {name: math.inf if value == "inf" else value for name, value in saved.items()}
-
-
-class Unwritten:
-    """What could not be written when it was tried last: (policy, kind of checkpoint) or "records", and why."""
-
-    def __init__(self, folder: Path, log: Callable[[str], None]) -> None:
-        self.folder, self.log = folder, log
-        self.reasons: dict[tuple[int, int] | str, str] = {}
-
-    def checkpoints(self, kind: int) -> list[str]:
-        """Tell which policies' checkpoints of a kind could not be written, and why."""
-        return [f"policy {what[0]}: {why}" for what, why in self.reasons.items()
-                if what != "records" and what[1] == kind]
-
-    def note(self, what: tuple[int, int] | str, why: str | None) -> None:
-        """Remember that something could not be written, or (None) could; tell when that changes."""
-        before = bool(self.reasons)
-        self.reasons.pop(what, None)
-        if why is not None:
-            self.reasons[what] = why
-        if self.reasons and not before:
-            self.log(f"cannot write into {self.folder}: {why}; training goes on, and tries again")
-        elif before and not self.reasons:
-            self.log(f"can write into {self.folder} again")

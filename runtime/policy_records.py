@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from config import Config
-from runtime.board import Board
 from runtime.files import parse_json, write_atomically
 
 EVALUATION = ("eval_return", "eval_env_steps", "eval_sgd_steps")
@@ -29,7 +27,7 @@ def mean(values: Sequence[float]) -> float | None:
 class PolicyRecords:
     """What one policy reports, since the last row and over its last episodes."""
 
-    def __init__(self, cfg: Config, policy: int, earlier: dict[str, Any], sgd_steps: int, min_episodes: int,
+    def __init__(self, policy: int, earlier: dict[str, Any], sgd_steps: int, min_episodes: int,
                  resumed_at: int | None) -> None:
         """Begin; earlier: the run's last summary; min_episodes: so many must finish before the policy is ranked."""
         self.min_episodes = min_episodes
@@ -52,9 +50,6 @@ class PolicyRecords:
         self.best_every_sec, self.is_saving_best = MIN_BEST_SEC, False
         self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
         self.score_before = (-math.inf, 0)  # of the best checkpoint, and its sort, while another one is saved
-        # hides what came after the checkpoint
-        self.tensorboard = Board(cfg.run_dir / "tensorboard" / f"policy_{policy:02}",
-                                 purge_step=0 if resumed_at is None else resumed_at + 1)
 
     @property
     def mean_return(self) -> float | None:

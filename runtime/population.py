@@ -24,7 +24,7 @@ import torch
 import pbt
 from config import Config, tunable
 from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
-from runtime.files import LineFile, finite, save_settings, write_atomically
+from runtime.files import add_line, finite, save_settings, write_atomically
 from runtime.inbox import CONFIGURE, COPY, SAVE
 from runtime.records import read_history
 from runtime.seeding import POPULATION, derive_seed
@@ -53,7 +53,7 @@ class Population:
         self.copying: tuple[int, int] | None = None  # a policy that waits for its donor to save itself, and the donor
         self.told_to_copy: dict[int, tuple[int, int]] = {}  # donor, and `first_version` before
         self.asks_again_at = math.inf  # for a donor that could not be saved, s of `time.monotonic`
-        self.history = LineFile(cfg.run_dir / "population.jsonl")
+        self.history = cfg.run_dir / "population.jsonl"
         self.rng = np.random.default_rng(derive_seed(cfg.seed, POPULATION, buffers.start))
         for policy, place in enumerate(saved):
             if place:
@@ -79,8 +79,6 @@ class Population:
         """
         cfg, kinds = self.cfg, self.buffers.kind_of_policy
         decisions = []
-        with contextlib.suppress(OSError):  # the records tell of it
-            self.history.flush()
         if time.monotonic() > self.asks_again_at:
             self.asks_again_at = math.inf
             self._send(self.copying[1], (SAVE, SAVE_DONOR))
@@ -161,7 +159,6 @@ class Population:
         """Draw the history into population.png."""
         from tools.plot import draw_population  # noqa: PLC0415  matplotlib is slow to import
 
-        self.history.flush()
         draw_population(self.cfg.run_dir, self.cfg.run_dir / "population.png")
 
     # ---- effects -------------------------------------------------------------------------------------------------
@@ -186,9 +183,8 @@ class Population:
         event = {"policy": policy, "policy_steps": steps, "env_steps": int(self.buffers.env_steps.sum()),
                  "objective": None if objective == -math.inf else objective, "donor": decision.donor,
                  "words": decision.words, **self.numbers(policy)}
-        self.history.add(json.dumps(finite(event)))
-        with contextlib.suppress(OSError):  # it is written later
-            self.history.flush()
+        with contextlib.suppress(OSError):  # the records tell of a full disk
+            add_line(self.history, json.dumps(finite(event)))
 
     def _restore(self, policy: int, place: dict[str, Any]) -> None:
         """Take over what a learner has saved of a policy's place in the population."""
@@ -205,9 +201,9 @@ class Population:
                 if event["policy"] >= self.cfg.num_policies  # it is not part of this run
                 or event["policy_steps"] <= self.last_update.get(event["policy"], -1)]
         try:
-            write_atomically(self.history.path, "".join(json.dumps(event) + "\n" for event in kept))
+            write_atomically(self.history, "".join(json.dumps(event) + "\n" for event in kept))
         except OSError as error:
-            raise UserError(f"{self.history.path} cannot be written ({error.strerror}); move it away") from error
+            raise UserError(f"{self.history} cannot be written ({error.strerror}); move it away") from error
 
 
 def _show(value: float | bool) -> str:

@@ -3,8 +3,8 @@
 Owned by the supervisor. `add` takes what the components report, `tick` writes a row when one is due. In serial mode a
 row is due after each dataset instead of every few seconds, so that two runs with one seed write the same rows.
 
-When nothing can be written, since the disk is full or the folder has gone away, training goes on: the progress line
-says so, what is to be written waits, and each report tries again.
+When nothing can be written, since the disk is full or the folder has gone away, training goes on. Lines that cannot be
+written are lost, which is told once; a checkpoint is tried again at the next period, and the progress line says so.
 
     metrics.jsonl   one JSON object per report, the keys of `row`
     summary.json    the last row and totals; replaced atomically at each report
@@ -25,7 +25,7 @@ import psutil
 from config import Config
 from runtime import checkpoint
 from runtime.console import say, show_progress
-from runtime.files import LineFile, Unwritten, parse_json, read_lines, read_number, write_atomically
+from runtime.files import add_line, parse_json, read_lines, read_number, write_atomically
 from runtime.policy_records import (
     EPISODES,
     RETURN_WINDOW,
@@ -67,7 +67,7 @@ class Records:
         self.episodes_before = int(read_number(last, "num_episodes"))
         self.steps_before, self.sgd_steps_before = resumed_at or 0, sum(sgd_steps)
         # a resumed policy waits for a full window: it would else be ranked by a single episode
-        self.policies = [PolicyRecords(cfg, policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
+        self.policies = [PolicyRecords(policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
                          for policy, steps in enumerate(sgd_steps)]
         load_windows(self.run_dir / EPISODES, self.policies, resumed_at)
         self.saved_cfg: Config | None = None
@@ -79,15 +79,20 @@ class Records:
         self.first_step_sec: float | None = None
         self.memory_bytes = self.peak_memory_bytes = 0
         self.last_memory = -math.inf  # when it was measured
-        self.unwritten = Unwritten(self.run_dir, self.log)
+        self.unsaved: dict[tuple[int, int], str] = {}  # (policy, kind of checkpoint): why it could not be written
+        self.is_losing_lines = False
         self.closed = self.line_open = False
         self.num_replaced = 0  # components that died or hung
         self.row: dict[str, Any] = {"mean_return": None}  # the last one that was written
 
-        self.log_file, self.metrics = LineFile(self.run_dir / "log.txt"), LineFile(self.run_dir / "metrics.jsonl")
         if num_lost:
             self.log(f"left out {num_lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
-        self.policies[0].tensorboard.add_settings(cfg)
+        from runtime.tensorboard import TensorBoard  # noqa: PLC0415  slow; the processes start meanwhile
+
+        purge_step = 0 if resumed_at is None else resumed_at + 1  # what came after the checkpoint
+        self.boards = [TensorBoard(self.run_dir / "tensorboard" / f"policy_{policy:02}", purge_step, self.log)
+                       for policy in range(len(sgd_steps))]
+        self.boards[0].add_settings(cfg)
 
     # ---- input ---------------------------------------------------------------------------------------------------
 
@@ -97,11 +102,9 @@ class Records:
             say("")
             self.line_open = False
         for line in text.splitlines():
-            self.log_file.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
             if to_console and this_rank().rank == 0:  # it speaks for all
                 say(line)
-        with contextlib.suppress(OSError):  # the next report tries again
-            self.log_file.flush()
+            self._write(add_line, self.run_dir / "log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
 
     def add(self, kind: str, content: list[Any], env_steps: int) -> None:
         """Take one report of a component.
@@ -114,8 +117,13 @@ class Records:
             self.log(f"not saved{self._of(content[0])}: {content[2]}")
         elif kind in ("saved", "unsaved"):
             mend_run_dir(self.cfg, self.buffers.start)  # somebody may have removed a part of it
-            self.unwritten.note((content[0], content[1]), content[2] if kind == "unsaved" else None)
+        if kind == "unsaved" and content[1] is not None:
+            if not self.unsaved:
+                self.log(f"cannot save in {self.run_dir}: {content[2]}; training goes on, and tries again")
+            self.unsaved[content[0], content[1]] = content[2]
         if kind == "saved":
+            if self.unsaved.pop((content[0], content[1]), "") and not self.unsaved:
+                self.log(f"can save in {self.run_dir} again")
             self.save_sec = max(content[3], self.save_sec / 2)  # policies save at the same time
         if kind == "episodes":
             for policy, *episode in content[0]:
@@ -159,12 +167,12 @@ class Records:
         """Record the settings of all policies, and in words what population-based training has decided."""
         for decision in decisions:
             self.log(f"PBT: {decision.words}")
-            self.policies[decision.policy].tensorboard.add_text("pbt", decision.words, env_steps)
-        for policy, values in zip(self.policies, numbers, strict=True):
+            self.boards[decision.policy].add_text("pbt", decision.words, env_steps)
+        for policy, board, values in zip(self.policies, self.boards, numbers, strict=True):
             for name, value in values.items():
-                policy.tensorboard.add_scalar(f"pbt/{name}", float(value), env_steps)
+                board.add_scalar(f"pbt/{name}", float(value), env_steps)
             if policy.objective is not None:
-                policy.tensorboard.add_scalar("pbt/objective", policy.objective, env_steps)
+                board.add_scalar("pbt/objective", policy.objective, env_steps)
 
     @property
     def num_episodes(self) -> int:
@@ -199,7 +207,7 @@ class Records:
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
-        self._write(lambda: save_windows(self.run_dir / EPISODES, self.policies, env_steps))
+        self._write(save_windows, self.run_dir / EPISODES, self.policies, env_steps)
         self.resting_since = time.time()
 
     def scored_versions(self) -> list[int | None]:
@@ -264,11 +272,11 @@ class Records:
                 self.measure_memory()
             row["memory_mb"] = self.memory_bytes / 1e6
         parts = [policy.take_row() for policy in self.policies]
-        for number, (policy, part) in enumerate(zip(self.policies, parts, strict=True)):
-            policy.tensorboard.add_row(row | part if number == 0 else part, env_steps)  # the run's with the first one's
+        for number, part in enumerate(parts):
+            self.boards[number].add_row(row | part if number == 0 else part, env_steps)  # the first shows the run too
         self.row = row | (parts[0] if len(parts) == 1 else join_rows(parts))
-        self.metrics.add(json.dumps(self.row))
-        self._write_files(self._summary(env_steps))
+        self._write(add_line, self.run_dir / "metrics.jsonl", json.dumps(self.row))
+        self._write_summary(self._summary(env_steps))
         if self.begun is not None:
             self._show_progress(self.row)
 
@@ -295,39 +303,36 @@ class Records:
             "first_sgd_step_sec": self.first_step_sec, "peak_memory_mb": self.peak_memory_bytes / 1e6,
         }
 
-    def _write_files(self, summary: dict[str, Any]) -> None:
-        """Write all that waits, and the summary."""
-        files = [self.metrics, self.log_file, *(policy.tensorboard for policy in self.policies)]
-        self._write(*(file.flush for file in files), lambda: write_atomically(
-            self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n"))
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        self._write(write_atomically, self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def _write(self, *writes: Callable[[], None]) -> None:
-        """Write, and make anew what has gone away of the folder; when that fails, note why."""
-        mend_run_dir(self.cfg, self.buffers.start)
+    def _write(self, write: Callable[..., None], *args: Any) -> None:
+        """Call a function that writes into the folder; what cannot be written is lost, which is told once."""
+        mend_run_dir(self.cfg, self.buffers.start)  # somebody may have removed a part of it
         try:
-            for write in writes:
-                write()
+            write(*args)
         except OSError as error:
-            self.unwritten.note("records", error.strerror or str(error))
-        else:
-            self.unwritten.note("records", None)
+            if not self.is_losing_lines:
+                self.is_losing_lines = True
+                self.log(f"records are lost, {self.run_dir} cannot be written: {error.strerror or error}")
 
     def save_config(self) -> None:
         """Write the settings, if they have changed."""
         if self.cfg != self.saved_cfg:
             self.saved_cfg = self.cfg
-            self._write(lambda: self.cfg.save(self.run_dir / "config.json"))
+            self._write(self.cfg.save, self.run_dir / "config.json")
 
     def check_saved(self) -> None:
         """Raise `ComponentError` when the last periodic checkpoint of a policy could not be written."""
-        if unsaved := self.unwritten.checkpoints(SAVE_PERIODIC):
+        if unsaved := [f"policy {policy}: {why}" for (policy, kind), why in self.unsaved.items()
+                       if kind == SAVE_PERIODIC]:
             raise ComponentError(f"what was learned last is not in {self.run_dir}: {', '.join(unsaved)}")
 
     def _show_progress(self, row: dict[str, Any]) -> None:
         """Say in one line how far the run has come; in a terminal each line takes the place of the one before."""
         if this_rank().rank:
             return
-        trouble = [f"NOT SAVED: {why}" for why in [*self.unwritten.reasons.values()][:1]]
+        trouble = [f"NOT SAVED: {why}" for why in [*self.unsaved.values()][:1]]
         trouble += [f"{self.num_replaced} replaced"] if self.num_replaced else []
         pace = (row["env_steps"] - self.steps_at_begin) / (time.monotonic() - self.begun)
         seconds_left = min((self.goal - row["env_steps"]) / pace if pace else math.inf,
@@ -337,7 +342,7 @@ class Records:
             trouble))
 
     def close(self, env_steps: int) -> None:
-        """Write the last summary, and all that waits."""
+        """Write the last summary, and close the files."""
         self.closed = True
         if self.begun is not None:
             self.end(env_steps)
@@ -347,7 +352,9 @@ class Records:
                  f"best score {show_scores(summary['best_score'])}, "
                  f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
         if env_steps > self.steps_before or not self.resumed:  # else the summary of the run so far stays true
-            self._write_files(summary)
+            self._write_summary(summary)
+        for board in self.boards:
+            board.write(lambda writer: writer.close())
 
 
 def memory_of_all() -> int:

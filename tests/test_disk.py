@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from appo import APPO
 from evaluate import main as evaluate
-from runtime.board import Board
 from runtime.checkpoint import (
     BEST,
     FORMAT,
@@ -27,11 +25,13 @@ from runtime.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from runtime.files import LineFile, read_lines
+from runtime.files import add_line, read_lines
 from runtime.user_error import ComponentError, UserError
 from train import main as train
 
 ROOT = Path(__file__).parent.parent
+# the thread of TensorBoard's writer prints its error when it ends
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
     "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu", "serial_mode": True}
@@ -224,25 +224,32 @@ def test_training_goes_on_while_nothing_can_be_written(tmp_path: Path, capsys: p
     with make(tmp_path) as appo:
         appo.train(200)
         appo.save()
+        saved = find_checkpoint(run_dir)
         run_dir.rename(elsewhere)
         run_dir.write_text("in the way")
         capsys.readouterr()
         appo.train(200)
         lines = capsys.readouterr().out.splitlines()
-        assert sum("cannot write into" in line for line in lines) == 1
+        for once in ("records are lost", "the curves in"):
+            assert sum(once in line for line in lines) == 1, lines
+        for _ in range(2):
+            with pytest.raises(ComponentError, match=r"what was learned last is not in .*policy 0: Not a directory"):
+                appo.save()
+        appo.train(200)
+        lines = capsys.readouterr().out.splitlines()
+        assert sum("cannot save in" in line for line in lines) == 1, lines
         assert sum("NOT SAVED: Not a directory" in line for line in lines) > 2
-        with pytest.raises(ComponentError, match=r"what was learned last is not in .*policy 0: Not a directory"):
-            appo.save()
         run_dir.unlink()
         elsewhere.rename(run_dir)
+        assert find_checkpoint(run_dir) == saved, "what was saved before is there"
         appo.train(200)
         appo.save()
-        assert "can write into" in capsys.readouterr().out
+        assert "can save in" in capsys.readouterr().out
+        assert load_checkpoint(find_checkpoint(run_dir))["sgd_steps"] == appo.versions[0]
     steps = [row["env_steps"] for row in read_lines(run_dir / "metrics.jsonl")]
-    assert len(steps) >= 600 // 32 - 1, "what waited was written later"
     assert steps == sorted(steps)
-    board = EventAccumulator(str(run_dir / "tensorboard" / "policy_00")).Reload()
-    assert [scalar.step for scalar in board.Scalars("train/loss")] == steps
+    assert steps[0] < 200
+    assert steps[-1] > 600
 
 
 @pytest.mark.parametrize("what", ["run", "run/checkpoints", "run/config.json", "run/starts.json"])
@@ -294,78 +301,14 @@ def test_a_run_that_could_not_save_ends_with_status_1_and_one_line(tmp_path: Pat
 # ---- lines -------------------------------------------------------------------------------------------------------
 
 
-def test_lines_begin_on_a_fresh_one_and_torn_ones_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2')
-    file = LineFile(path)
-    file.add(json.dumps({"a": 3}))
-    file.flush()
-    file.add(json.dumps({"a": 4}))
-    file.flush()
-    file.flush()
-    assert read_lines(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
-    assert path.read_text().endswith('{"a": 2\n{"a": 3}\n{"a": 4}\n')
-
-
-def test_what_no_file_can_hold_is_written_out(tmp_path: Path) -> None:
+def test_lines_of_any_text_are_added_and_torn_ones_are_left_out(tmp_path: Path) -> None:
     """An error may name a file whose name is no text."""
-    file = LineFile(tmp_path / "log.txt")
-    file.add(os.fsdecode(b"no such file: \xff"))
-    file.flush()
-    assert file.path.read_text() == "no such file: \\udcff\n"
-
-
-FULL = """
-import resource, sys
-from pathlib import Path
-from runtime.files import LineFile, read_lines
-
-file = LineFile(Path(sys.argv[1]))
-file.add('{"line": "' + 50 * "a" + '"}')
-file.flush()
-size = file.path.stat().st_size
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-file.add('{"line": "' + 50 * "b" + '"}')
-try:
-    file.flush()
-except OSError:
-    assert file.path.stat().st_size == size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    file.flush()
-    assert [row["line"][0] for row in read_lines(file.path)] == ["a", "b"]
-    print("whole")
-"""
-
-
-def test_what_a_full_disk_has_no_room_for_waits_and_half_of_it_is_taken_back(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "lines")], cwd=ROOT, capture_output=True,
-                          text=True, check=False, timeout=60)
-    assert (done.stdout, done.stderr) == ("whole\n", "")
-
-
-def test_a_page_goes_on_after_a_failure(tmp_path: Path) -> None:
-    folder = tmp_path / "board"
-    board = Board(folder, purge_step=None)
-    board.add_scalar("a/b", 1.0, 1)
-    board.flush()
-    board.add_scalar("a/b", 2.0, 2)
-    board.add_text("words", "*said*", 2)
-    folder.rename(tmp_path / "elsewhere")
-    folder.write_text("in the way")
-    with pytest.raises(OSError, match="exists"):
-        board.flush()
-    folder.unlink()
-    (tmp_path / "elsewhere").rename(folder)
-    board.add_scalar("a/b", 3.0, 3)
-    board.flush()
-    read = EventAccumulator(str(folder)).Reload()
-    assert [(scalar.step, scalar.value) for scalar in read.Scalars("a/b")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert read.Tensors("words/text_summary")[0].tensor_proto.string_val == [b"*said*"]
-    resumed = Board(folder, purge_step=3)
-    resumed.add_scalar("a/b", 4.0, 4)
-    resumed.flush()
-    assert [scalar.step for scalar in EventAccumulator(str(folder)).Reload().Scalars("a/b")] == [1, 2, 4]
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2\n')
+    add_line(path, json.dumps({"a": 3}))
+    add_line(path, os.fsdecode(b"no such file: \xff"))
+    assert read_lines(path) == [{"a": 1}, {"a": 3}]
+    assert path.read_text().endswith('{"a": 3}\nno such file: \\udcff\n')
 
 
 # ---- trust -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from appo import APPO
-from config import Config, make_config
+from config import make_config
 from envs.families import profile
 from envs.vector_env import EnvInfo
 from runtime.files import read_lines
@@ -73,11 +73,10 @@ def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from
     assert 1 < rows[-1]["return_min"] <= rows[-1]["mean_return"] <= rows[-1]["return_max"] <= 500
 
 
-def test_rows_of_several_policies_are_joined_to_their_extremes(tmp_path: Path) -> None:
-    cfg: Config = make_config({"env": "tiny", "train_dir": str(tmp_path)})
+def test_rows_of_several_policies_are_joined_to_their_extremes() -> None:
     parts = []
     for policy, returns in enumerate(([1.0, 5.0], [-3.0], [])):
-        records = PolicyRecords(cfg, policy, {}, 0, 1, None)
+        records = PolicyRecords(policy, {}, 0, 1, None)
         for value in returns:
             records.add_episode(value, 10, math.nan)
         parts.append(records.take_row())

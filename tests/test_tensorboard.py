@@ -1,4 +1,4 @@
-"""The TensorBoard page: the names of its charts, its tab of hyperparameters, programs that follow it, such as W&B."""
+"""The TensorBoard page: charts, hyperparameters, resumption, a full disk, programs that follow it, such as W&B."""
 
 import json
 import os
@@ -11,34 +11,46 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
-from tensorboard.summary.writer import event_file_writer
 
 from config import make_config
-from runtime.board import Board
+from runtime.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parent.parent
+# the writer's thread prints its error when it ends
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+def make(folder: Path, purge_step: int = 0) -> tuple[TensorBoard, list[str]]:
+    """Return a page, and what it tells."""
+    told: list[str] = []
+    return TensorBoard(folder, purge_step, told.append), told
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    read = EventAccumulator(str(folder)).Reload()
+    return {tag: [(scalar.step, scalar.value) for scalar in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
 
 def test_charts_have_plain_names_and_counters_have_none(tmp_path: Path) -> None:
-    board = Board(tmp_path, None)
+    board, _ = make(tmp_path)
     board.add_row({"env_steps": 100, "env_frames": 400, "wall_sec": 5.0, "num_episodes": 3, "sgd_steps": 7, "fps": 80.0,
                    "mean_return": 2.0, "return_min": 1.0, "return_max": 3.0, "mean_length": None, "loss": 0.5,
                    "policy_lag_mean": 4.0, "eval_return": 9.0, "eval_env_steps": 90, "eval_sgd_steps": 6}, 100)
-    board.flush()
-    read = EventAccumulator(str(tmp_path)).Reload()
-    scalars = {tag: [(scalar.step, scalar.value) for scalar in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
-    assert scalars == {
+    assert scalars(tmp_path) == {
         "system/frames_per_sec": [(100, 80)], "episode/return_mean": [(100, 2)], "episode/return_min": [(100, 1)],
-        "episode/return_max": [(100, 3)], "train/loss": [(100, 0.5)], "lag/mean": [(100, 4)], "eval/return": [(90, 9)]}
+        "episode/return_max": [(100, 3)], "train/loss": [(100, 0.5)], "lag/mean": [(100, 4)], "eval/return": [(90, 9)],
+    }, "without closing it: a run that is killed leaves its curves"
 
 
-def test_settings_are_hyperparameters(tmp_path: Path) -> None:
+def test_settings_are_a_text_and_hyperparameters(tmp_path: Path) -> None:
     cfg = make_config({"env": "CartPole-v1", "train_dir": "runs", "experiment": "one", "learning_rate": 0.01,
                        "encoder_mlp_layers": (64, 32), "use_rnn": True})
-    board = Board(tmp_path, None)
+    board, _ = make(tmp_path)
     board.add_settings(cfg)
-    board.flush()
-    content = EventAccumulator(str(tmp_path)).Reload().PluginTagToContent(metadata.PLUGIN_NAME)
+    board.write(lambda writer: writer.close())
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert b"| learning_rate | 0.01 |" in read.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+    content = read.PluginTagToContent(metadata.PLUGIN_NAME)
     session = metadata.parse_session_start_info_plugin_data(content[metadata.SESSION_START_INFO_TAG])
     assert session.group_name == "one in runs"
     assert session.hparams["learning_rate"].number_value == 0.01
@@ -47,37 +59,44 @@ def test_settings_are_hyperparameters(tmp_path: Path) -> None:
     assert "keep_checkpoints" not in session.hparams
 
 
-def test_who_replaces_the_writer_of_tensorboard_hears_of_the_folder_once(tmp_path: Path,
-                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = []
+def test_a_resumed_run_hides_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    board, _ = make(tmp_path)
+    for step in (1, 2, 3):
+        board.add_row({"loss": float(step)}, step)
+    resumed, _ = make(tmp_path, purge_step=3)
+    resumed.add_row({"loss": 4.0}, 4)
+    assert scalars(tmp_path) == {"train/loss": [(1, 1), (2, 2), (4, 4)]}
 
-    class Following(event_file_writer.EventFileWriter):
-        def __init__(self, folder: str, **settings: Any) -> None:
-            heard.append(folder)
-            super().__init__(folder, **settings)
 
-    monkeypatch.setattr(event_file_writer, "EventFileWriter", Following)
-    board = Board(tmp_path / "policy_00", purge_step=None)
-    for step in range(2):
-        board.add_scalar("mean_return", 1.0, step)
-        board.flush()
-    assert heard == [str(tmp_path / "policy_00")]
-    assert list((tmp_path / "policy_00").iterdir()) == [board.path]
+def test_what_cannot_be_written_ends_the_curves_and_is_told_once(tmp_path: Path) -> None:
+    folder = tmp_path / "board"
+    board, told = make(folder)
+    board.add_row({"loss": 1.0}, 1)
+    folder.rename(tmp_path / "elsewhere")
+    for step in (2, 3):
+        board.add_row({"loss": 2.0}, step)
+        board.add_text("pbt", "*said*", step)
+    assert told == [f"the curves in {folder} end here: No such file or directory"]
+    assert scalars(tmp_path / "elsewhere") == {"train/loss": [(1, 1)]}
+    (tmp_path / "file").touch()
+    board, told = make(tmp_path / "file" / "board")
+    board.add_row({"loss": 1.0}, 1)
+    board.add_row({"loss": 1.0}, 2)
+    assert len(told) == 1
 
 
 FOLLOWED = """
 import sys
 from pathlib import Path
 import wandb
-from runtime.board import Board
+from runtime.tensorboard import TensorBoard
 
 with wandb.init(project="test", dir=sys.argv[1], sync_tensorboard=True):
-    boards = [Board(Path(sys.argv[1], "tensorboard", f"policy_{policy:02}"), purge_step=0) for policy in range(2)]
+    boards = [TensorBoard(Path(sys.argv[1], "tensorboard", f"policy_{policy:02}"), 0, print) for policy in range(2)]
     for step in range(3):
         for policy, board in enumerate(boards):
-            board.add_scalar("mean_return", 10 * policy + step, 100 * step)
-            board.add_text("settings", "*words*")
-            board.flush()
+            board.add_row({"mean_return": 10 * policy + step}, 100 * step)
+            board.add_text("settings", "*words*", 0)
 """
 
 
@@ -108,6 +127,6 @@ def test_weights_and_biases_follows_every_policy_offline(tmp_path: Path) -> None
     [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     rows = read_history(file)
     for policy in range(2):
-        key = f"policy_{policy:02}/mean_return"
+        key = f"policy_{policy:02}/episode/return_mean"
         assert [(row["global_step"], row[key]) for row in rows if key in row] == [
             (100 * step, 10 * policy + step) for step in range(3)]

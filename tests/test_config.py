@@ -205,12 +205,6 @@ def test_negative_is_refused_naming_the_bound(name: str) -> None:
         make_config(one_each | {name: FIELDS[name].type(value)})
 
 
-@pytest.mark.parametrize("name", SIGNED)
-def test_a_signed_number_may_be_negative_but_not_infinite(name: str) -> None:
-    assert getattr(make_config({name: -1.5}), name) == -1.5
-    assert f"--{name}=-inf must be finite" in refusal({name: -math.inf})
-
-
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_only_times_and_what_is_infinite_by_default_may_be_infinite(algo: str) -> None:
     for field in dataclasses.fields(algorithm_class(algo).Settings):
@@ -235,48 +229,31 @@ def test_names_that_no_folder_can_have_are_refused(name: str, fits: bool) -> Non
         assert cure in refusal({"train_dir": folder})
 
 
-@pytest.mark.parametrize("name", FACTORS)
-@pytest.mark.parametrize("value", [-1.0, 1.0])
-def test_the_factors_of_mutations_must_be_above_one(name: str, value: float) -> None:
-    text = refusal({name: value})
-    assert f"--{name}={value}" in text
-    assert "must be a factor above 1" in text
-    make_config(dict.fromkeys(FACTORS, 1.01))
-
-
-@pytest.mark.parametrize("name", FLOATS)
-def test_nan_is_refused(name: str) -> None:
-    assert f"--{name}=nan" in refusal({name: math.nan})
-
-
-@pytest.mark.parametrize("name", ["gamma", "gae_lambda", "adam_beta1", "adam_beta2"])
-def test_fraction_above_one_is_refused(name: str) -> None:
-    assert f"--{name}=1.1 must lie between 0 and 1" in refusal({name: 1.1})
-
-
-@pytest.mark.parametrize("name", ["num_workers", "rollout", "batch_size", "learning_rate", "keep_checkpoints"])
-def test_zero_is_refused_where_it_means_nothing(name: str) -> None:
-    assert f"--{name}=0 must be greater than 0" in refusal({name: 0})
-
-
-@pytest.mark.parametrize("layers", [(0,), (64, -1), (64, 1.5)])
-@pytest.mark.parametrize("name", ["encoder_mlp_layers", "encoder_conv_mlp_layers"])
-def test_layer_sizes_are_positive_whole_numbers(name: str, layers: tuple) -> None:
-    assert f"--{name}" in refusal({name: layers})
-
-
-@pytest.mark.parametrize(("settings", "named"), [
-    ({"encoder": "my_encoder"}, ["--encoder=my_encoder", "module:function"]),
-    ({"core": "my_core"}, ["--core=my_core", "module:function"]),
-    ({"model": "my_model"}, ["--model=my_model", "module:function"]),
-    ({"model": "m:make", "encoder": "e:make"}, ["--model", "--encoder"]),
-    ({"model": "m:make", "core": "c:make"}, ["--model", "--core"]),
-    ({"core": "c:make", "use_rnn": True}, ["--core", "--use_rnn"]),
-    ({"res_w": 64}, ["--res_w", "--res_h"]), ({"res_h": 64}, ["--res_w", "--res_h"]),
+@pytest.mark.parametrize(("settings", "line"), [
+    *(({name: -math.inf}, f"--{name}=-inf must be finite") for name in SIGNED),
+    *(({name: 1.0}, f"--{name}=1.0 must be a factor above 1") for name in FACTORS),
+    *(({name: math.nan}, f"--{name}=nan") for name in FLOATS),
+    ({"gamma": 1.1}, "--gamma=1.1 must lie between 0 and 1"), ({"adam_beta1": 1.0}, "--adam_beta1=1.0 must lie"),
+    ({"rollout": 0}, "--rollout=0 must be greater than 0"), ({"seed": 2**200}, "--seed=1606"),
+    ({"encoder_mlp_layers": (64, -1)}, "--encoder_mlp_layers must be positive layer sizes"),
+    ({"encoder_conv_mlp_layers": (64, 1.5)}, "--encoder_conv_mlp_layers must be positive layer sizes"),
+    ({"core": "my_core"}, "--core=my_core must be module:function"),
+    ({"model": "m:make", "encoder": "e:make"}, "--model replaces the encoder and the core"),
+    ({"core": "c:make", "use_rnn": True}, "--core replaces the recurrent core of --use_rnn"),
+    ({"res_w": 64}, "--res_w and --res_h belong together"), ({"env_kwargs": "{"}, "--env_kwargs={ is no JSON object"),
+    ({"normalize_input": False, "normalize_input_keys": ("obs",)}, "--normalize_input_keys needs"),
+    ({"recurrence": 8}, "--recurrence=8 needs a policy with a memory"),
+    ({"with_pbt": True}, "--with_pbt needs a population"),
+    ({"num_learners": 2, "serial_mode": True}, "--serial_mode=True needs --num_learners=1"),
+    ({"num_policies": 2, "async_rl": False}, "--async_rl=False, where a dataset holds one trajectory"),
+    ({"num_policies": MAX_POLICIES + 1}, f"--num_policies={MAX_POLICIES + 1} is too many"),
+    ({"lr_schedule": "kl_adaptive", "lr_adaptive_min": 0.1}, "--lr_adaptive_min=0.1 is above --lr_adaptive_max"),
+    *(({name: value}, f"--{name}={value!r} is not of type {kind}") for name, value, kind in (
+        ("batch_size", 1024.0, "int"), ("batch_size", None, "int"), ("seed", True, "int"), ("gamma", "0.9", "float"),
+        ("gamma", True, "float"), ("async_rl", 1, "bool"), ("env", 3, "str"), ("encoder_mlp_layers", 64, "tuple"))),
 ])
-def test_settings_of_the_network_that_do_not_fit_are_refused(settings: dict[str, Any], named: list[str]) -> None:
-    text = refusal(settings)
-    assert all(part in text for part in named), text
+def test_what_is_impossible_is_refused_in_one_line(settings: dict[str, Any], line: str) -> None:
+    assert line in refusal(settings)
 
 
 @pytest.mark.parametrize(("settings", "steps"), [
@@ -285,15 +262,6 @@ def test_settings_of_the_network_that_do_not_fit_are_refused(settings: dict[str,
 ])
 def test_a_memory_is_unrolled_over_the_rollout_or_recurrence(settings: dict[str, Any], steps: int) -> None:
     assert make_config(settings).bptt_steps == steps
-
-
-@pytest.mark.parametrize(("name", "value", "kind"), [
-    ("batch_size", "1024", "int"), ("batch_size", 1024.0, "int"), ("batch_size", None, "int"), ("seed", True, "int"),
-    ("gamma", "0.9", "float"), ("gamma", True, "float"), ("async_rl", 1, "bool"), ("async_rl", "False", "bool"),
-    ("env", 3, "str"), ("encoder_mlp_layers", 64, "tuple"),
-])
-def test_wrong_type_is_refused(name: str, value: Any, kind: str) -> None:
-    assert refusal({name: value}) == f"--{name}={value!r} is not of type {kind}"
 
 
 # ---- layers and saving ---------------------------------------------------------------------------------------------

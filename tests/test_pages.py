@@ -16,8 +16,8 @@ PAGES = [README, *(DOCS / f"{name}.md" for name in (
     "usage", "python", "performance", "multi_agent", "algorithms", "forking"))]
 BY_OTHER_TESTS = {DOCS / "walkthrough.md", DOCS / "coming_from.md"}
 MARKDOWN = [README, ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
-NEEDED = {"pettingzoo:mpe2": "mpe2", "pettingzoo:classic": "pettingzoo", "HalfCheetah": "mujoco",
-          "script_docs_usage_0": "wandb"}
+NEEDED = {"pettingzoo:mpe2": "mpe2", "custom_mapping": "mpe2", "pettingzoo:classic": "pettingzoo",
+          "HalfCheetah": "mujoco", "script_docs_usage_0": "wandb"}
 
 
 @pytest.fixture(scope="module")

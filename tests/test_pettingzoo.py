@@ -18,6 +18,8 @@ from envs.vector_env import VectorEnv
 from runtime.evaluator import RandomPlayer, play
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the games themselves use that is outdated
+pytest.importorskip("pettingzoo")
+pytest.importorskip("mpe2")
 
 
 def games() -> list[str]:

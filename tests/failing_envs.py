@@ -99,11 +99,6 @@ class NanReward(Steady):
         return math.nan if self.fails_in(FAILING_STEP) else 1.0
 
 
-class InfiniteReward(Steady):
-    def reward(self) -> float:
-        return -math.inf if self.fails_in(FAILING_STEP) else 1.0
-
-
 class HugeReward(Steady):
     def reward(self) -> float:
         return 1e30 if self.fails_in(FAILING_STEP) else 1.0
@@ -146,13 +141,6 @@ class ResetRaises(Steady):
 # ---- masks and spaces ------------------------------------------------------------------------------------------------
 
 
-class NothingAllowed(Steady):
-    """Gives a mask with the info that at last forbids everything."""
-
-    def info(self) -> dict[str, Any]:
-        return {"action_mask": np.full(3, not self.fails_in(FAILING_STEP), np.int8)}
-
-
 class NothingAllowedInObservation(Steady):
     """Gives a mask for two choices with the observation, that at last forbids all options of the second."""
 
@@ -163,11 +151,6 @@ class NothingAllowedInObservation(Steady):
         mask = np.ones(5, np.int8)
         mask[3:] = not self.fails_in(FAILING_STEP)
         return {"obs": super().observe(), "action_mask": mask}
-
-
-class ShortMask(Steady):
-    def info(self) -> dict[str, Any]:
-        return {"action_mask": np.ones(2, np.int8)}
 
 
 class LateMask(Steady):
@@ -186,10 +169,6 @@ class MaskOfNoChoices(Steady):
 
 class GraphInDict(Steady):
     observation_space = spaces.Dict({"map": spaces.Graph(spaces.Box(0, 1, (2,)), None)})
-
-
-class SequenceOfActions(Steady):
-    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2))))
 
 
 # ---- evaluations -----------------------------------------------------------------------------------------------------
@@ -287,11 +266,6 @@ class ClosingRaises(Steady):
 
 
 # ---- functions that make environments --------------------------------------------------------------------------------
-
-
-def make_steady() -> Steady:
-    """Make an environment as a user's function does."""
-    return Steady()
 
 
 not_callable = 5

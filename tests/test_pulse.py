@@ -10,9 +10,8 @@ import torch
 from config import make_config
 from runtime import pulse, recovery
 from runtime.commands import Sampling
-from runtime.inbox import SLOTS
 from runtime.pulse import BETWEEN, Watch, attach
-from runtime.recovery import Failure, Recovery
+from runtime.recovery import Recovery
 from runtime.user_error import ComponentError
 
 SPANS = (("inbox.get", "wait for work"), ("work", "work"), ("step", lambda split: f"step {split}"),
@@ -133,29 +132,6 @@ def make_recovery(monkeypatch: pytest.MonkeyPatch, clock: Clock | None, *, mail:
     return made
 
 
-def test_too_many_failures_end_the_run_with_the_first_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, pulse, recovery)
-    made = make_recovery(monkeypatch, clock)
-    for second, why in ((0, "long ago"), (60, "first"), (110, "second")):
-        clock.now = 100.0 + second
-        made.handle(Failure(0, why))
-    clock.now += 1
-    with pytest.raises(ComponentError, match="first"):
-        made.handle(Failure(0, "third"))
-    assert made.count == 3
-
-
-def test_the_time_that_a_hang_took_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, pulse, recovery)
-    made = make_recovery(monkeypatch, clock)
-    for number in range(2):
-        clock.now += 301
-        made.handle(Failure(0, f"hang {number}", seconds=300))
-    clock.now += 301
-    with pytest.raises(ComponentError, match="hang 0"):
-        made.handle(Failure(0, "hang 2", seconds=300))
-
-
 @pytest.mark.parametrize("mail", [False, True])
 def test_a_run_that_stands_still_blames_a_batcher_or_ends(monkeypatch: pytest.MonkeyPatch, *, mail: bool) -> None:
     clock = Clock(monkeypatch, pulse, recovery)
@@ -175,27 +151,3 @@ def test_a_run_that_stands_still_blames_a_batcher_or_ends(monkeypatch: pytest.Mo
     else:
         with pytest.raises(ComponentError, match="nobody has done anything for 20 s: all wait for one another"):
             made.find_hung()
-
-
-class FullInbox:
-    """Has room for one message after a while."""
-
-    def __init__(self) -> None:
-        self.room, self.messages = False, []
-
-    def has_room(self, message: Any) -> bool:
-        return self.room
-
-    def put(self, message: Any) -> None:
-        assert self.room, "it would wait for ever"
-        self.messages.append(message)
-
-
-def test_what_finds_no_room_is_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, inbox = make_recovery(monkeypatch, None), FullInbox()
-    for slot in range(3):
-        made._send(inbox, (SLOTS, slot))
-    assert not inbox.messages
-    inbox.room = True
-    made._send_rest()
-    assert inbox.messages == [(SLOTS, 0), (SLOTS, 1), (SLOTS, 2)]

@@ -81,15 +81,6 @@ def test_a_random_command_line_trains_or_is_refused_in_one_line(flags: list[tupl
     check(status, err)
 
 
-@FEW
-@given(st.lists(st.one_of(VALUES, st.builds("--{}={}".format, WORDS, VALUES)), max_size=4))
-def test_random_words_are_refused_in_one_line(words: list[str]) -> None:
-    shutil.rmtree("train_dir", ignore_errors=True)
-    for main in (train.main, evaluate.main):
-        status, _, err = call(main, *(TINY if main is train.main else TINY[:2]), *words)
-        check(status, err)
-
-
 # ---- a run's folder ----------------------------------------------------------------------------------------------
 
 JSON = st.recursive(st.none() | st.booleans() | NUMBERS | WORDS,

@@ -1,7 +1,6 @@
 """Tests of several ranks: their learners, in processes of their own, are one; whole systems under torchrun."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -24,12 +23,10 @@ from test_learner import Rig, clone
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from config import make_config
 from runtime import checkpoint
 from runtime.children import start_server
-from runtime.ranks import check_settings, open_store, take_share_of_cores
+from runtime.ranks import open_store, take_share_of_cores
 from runtime.stop import SIGNALS
-from runtime.user_error import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -147,20 +144,6 @@ def test_gradients_are_those_of_one_learner_on_the_joint_batch(processes: Pool, 
                                    rtol=1e-6, atol=1e-9)
 
 
-def leave_or_train(rank: int, leaver: int, datasets: int) -> tuple[int, bool]:
-    """Train on datasets; one rank leaves after so many, the others find out when they have the next."""
-    rig = Rig()
-    for dataset in range(datasets):
-        rig.learner.train(rig.batch(seed=dataset))
-    if rank == leaver:
-        rig.buffers.training_over.fill_(True)
-        rig.state.agree(rig.learner.reducer)
-    else:
-        for _ in range(3):
-            rig.learner.train(rig.batch())
-    return rig.state.sgd_steps, bool(rig.buffers.training_over)
-
-
 def stop_in_the_middle(rank: int) -> tuple[int, int, str]:
     """Train on a dataset of 12 SGD steps, and on another one; rank 1 is told to stop in the third step."""
     rig = Rig(num_epochs=6, num_batches_per_epoch=2)
@@ -183,11 +166,6 @@ def test_a_rank_that_stops_within_a_dataset_takes_the_same_steps_as_all(processe
     ranks = on_ranks(processes, 3, stop_in_the_middle)
     assert ranks[0][:2] == (4, 5), "one more step, and one of the next dataset"
     assert ranks == [ranks[0]] * 3
-
-
-@pytest.mark.parametrize("leaver", [0, 2])
-def test_when_one_rank_leaves_all_have_taken_the_same_steps(processes: Pool, leaver: int) -> None:
-    assert on_ranks(processes, 3, leave_or_train, leaver, 2) == [(2, True)] * 3
 
 
 # ---- whole systems -----------------------------------------------------------------------------------------------
@@ -281,23 +259,6 @@ def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
     run.rank(1).kill()
     assert run.end()
     assert run.torchrun.returncode != 0
-
-
-@pytest.mark.parametrize(("name", "value"), [
-    ("num_policies", 2), ("async_rl", False), ("serial_mode", True), ("num_learners", 2)])
-def test_what_ranks_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    cfg = dataclasses.replace(make_config({"env": "test"}), **{name: value})
-    with pytest.raises(UserError, match=f"--{name}={value} cannot be used with several ranks"):
-        check_settings(cfg, "")
-
-
-def test_ranks_with_other_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    of_rank_0 = json.dumps(vars(make_config({"env": "test", "gamma": 0.5})))
-    monkeypatch.setattr("runtime.ranks.from_rank_0", lambda key, value: of_rank_0)
-    with pytest.raises(UserError, match=r"--gamma=0.9, rank 0 has 0.5"):
-        check_settings(make_config({"env": "test", "gamma": 0.9, "num_workers": 1}), "")
 
 
 def test_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

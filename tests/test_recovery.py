@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -109,24 +108,6 @@ class Breaks(CartPoleEnv):
     assert newest_state(tmp_path / "first")["sgd_steps"] > 0, "what was learned is saved"
 
 
-def test_a_component_is_replaced_though_the_disk_is_full(tmp_path: Path) -> None:
-    """PyTorch looks for a folder for temporary files when a learner is made."""
-    def limit(process: subprocess.Popen, size: int) -> None:
-        supervisor = psutil.Process(process.pid)
-        for member in [supervisor, *supervisor.children(recursive=True)]:
-            resource.prlimit(member.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-    def disturb(process: subprocess.Popen) -> None:
-        limit(process, 0)
-        os.kill(find(process)["learner"], signal.SIGKILL)
-        time.sleep(2)  # nothing can be written that would tell of the new one
-        limit(process, resource.RLIM_INFINITY)
-
-    outcome = run_checked(tmp_path, disturb)
-    assert outcome.status == 0, outcome.err
-    assert "learner was killed by SIGKILL" in (tmp_path / "first" / "log.txt").read_text()
-
-
 def test_the_weights_of_a_learner_that_dies_too_often_are_saved(tmp_path: Path) -> None:
     def kill(process: subprocess.Popen) -> None:
         wait_until(lambda: read_summary(tmp_path / "first")["sgd_steps"] > 100, "it does not learn")
@@ -136,15 +117,6 @@ def test_the_weights_of_a_learner_that_dies_too_often_are_saved(tmp_path: Path) 
                         disturb=kill)
     assert (outcome.status, outcome.err) == (1, "train.py: learner was killed by SIGKILL (out of memory?)\n")
     assert newest_state(tmp_path / "first")["sgd_steps"] >= read_summary(tmp_path / "first")["sgd_steps"] > 100
-
-
-def test_several_learners_of_a_policy_save_when_another_component_dies(tmp_path: Path) -> None:
-    outcome = run_train(
-        tmp_path, "--env=CartPole-v1", "--experiment=first", "--algo=a3c", "--num_learners=2", "--num_workers=1",
-        "--device=cpu", "--report_interval_sec=0.2", "--train_for_env_steps=1e9", "--max_restarts=0",
-        disturb=lambda process: os.kill(find(process)["policy_worker_0"], signal.SIGKILL))
-    assert (outcome.status, outcome.err) == (1, "train.py: policy_worker_0 was killed by SIGKILL (out of memory?)\n")
-    assert newest_state(tmp_path / "first")["sgd_steps"] >= read_summary(tmp_path / "first")["sgd_steps"] > 0
 
 
 def test_an_environment_that_always_hangs_ends_the_run(tmp_path: Path) -> None:
@@ -164,8 +136,9 @@ class Hangs(CartPoleEnv):
 ''')
     outcome = run_train(tmp_path, *SMALL[1:], "--env=hanging:Hangs", "--env_timeout_sec=1", "--max_restarts=2",
                         "--restart_window_sec=1.5")
-    assert (outcome.status, outcome.err) == (1, "train.py: rollout_worker_0 hangs: no sign of life for 1 s, in 'step' "
-                                             "(--env_timeout_sec)\n")
+    line = "rollout_worker_0 hangs: no sign of life for 1 s, in 'step' (--env_timeout_sec)"
+    assert (outcome.status, outcome.err) == (1, f"train.py: {line}\n")
+    assert (tmp_path / "first" / "log.txt").read_text().count(f"{line}; it is replaced") == 2
 
 
 def test_ctrl_z_stops_all_and_fg_lets_them_go_on(tmp_path: Path) -> None:
@@ -181,27 +154,3 @@ def test_ctrl_z_stops_all_and_fg_lets_them_go_on(tmp_path: Path) -> None:
 
     assert run_checked(tmp_path, disturb).status == 0
     assert read_summary(tmp_path / "first").get("num_replaced", 0) == 0
-
-
-def test_an_environment_that_hangs_is_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "hanging.py").write_text('''
-import time
-from pathlib import Path
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Hangs(CartPoleEnv):
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 200 and not Path("hung").exists():
-            Path("hung").touch()
-            time.sleep(10_000)
-        return super().step(action)
-''')
-    outcome = run_train(tmp_path, *SMALL[1:], "--env=hanging:Hangs", "--env_timeout_sec=2",
-                        "--train_for_env_steps=3000")
-    assert (outcome.status, outcome.err) == (0, ""), outcome
-    line = "rollout_worker_0 hangs: no sign of life for 2 s, in 'step' (--env_timeout_sec); it is replaced"
-    assert line in (tmp_path / "first" / "log.txt").read_text()
-    assert read_summary(tmp_path / "first")["num_replaced"] == 1

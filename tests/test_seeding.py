@@ -1,6 +1,5 @@
 """No two runs, starts, workers or environments share their random numbers; the same start draws the same again."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -16,7 +15,6 @@ from test_train import run_train
 
 from appo import APPO
 from runtime.seeding import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
-from runtime.user_error import UserError
 
 SMALL: dict[str, Any] = {
     "num_workers": 2, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,
@@ -103,16 +101,3 @@ def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path, monkeypatch: p
             drawn.append((rollout_workers(appo)[0].rng.random(), learners(appo)[0].shuffle.initial_seed(),
                           learners(appo)[1].shuffle.initial_seed(), rollout_workers(appo)[1].rng.random()))
     assert len({number for start in drawn for number in start}) == 8
-
-
-def test_a_damaged_count_is_refused_and_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = SMALL | {"train_dir": str(tmp_path), "experiment": "run", "serial_mode": True}
-    with APPO("test_seeding:Levels", **settings):
-        pass
-    (tmp_path / "run" / "starts.json").write_text("often")
-    with pytest.raises(UserError, match=r"starts\.json is damaged; write into it how often"):
-        APPO("test_seeding:Levels", **settings)
-    (tmp_path / "run" / "starts.json").write_text("5")
-    with contextlib.closing(APPO("test_seeding:Levels", **settings)) as appo:
-        assert appo.buffers.start == 5

@@ -64,23 +64,6 @@ def test_an_early_ctrl_c_ends_the_program_in_one_line_at_every_moment(tmp_path: 
         assert not lines or lines[-1] == "train.py: ended before the training began", (seconds, outcome)
 
 
-def test_a_run_that_was_started_to_ignore_sighup_goes_on(tmp_path: Path) -> None:
-    """As nohup starts it; what others do is shown by the closed terminal below. `timeout` sends SIGTERM to all."""
-    def hang_up(process: subprocess.Popen) -> None:
-        before = read_summary(tmp_path / "first")["env_steps"]
-        os.killpg(process.pid, signal.SIGHUP)
-        wait_until(lambda: read_summary(tmp_path / "first")["env_steps"] > before, "it does not go on")
-        os.killpg(process.pid, signal.SIGTERM)
-
-    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited
-    try:
-        outcome = run_train(tmp_path, *SMALL, *ENDLESS, disturb=hang_up)
-    finally:
-        signal.signal(signal.SIGHUP, handler)
-    assert (outcome.status, outcome.err) == (0, "")
-    assert newest_state(tmp_path / "first")["sgd_steps"] == read_summary(tmp_path / "first")["sgd_steps"] > 0
-
-
 SCRIPT = """
 from appo import APPO
 

@@ -1,4 +1,4 @@
-"""Scoring a checkpoint: one seed gives one score, a run is played where it lies, bad input is one line."""
+"""Scoring a checkpoint: one seed gives one score, a run is played where it lies."""
 
 import shutil
 from pathlib import Path
@@ -34,16 +34,3 @@ def test_moved_or_renamed_run_is_played_where_it_is(trained: Path, tmp_path: Pat
     assert evaluate.main(["--env", "CartPole-v1", "--train_dir", str(tmp_path / "elsewhere"), "--episodes", "1",
                           *experiment]) == 0
     assert f"playing {tmp_path / folder}/checkpoints/" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("arguments", "hint"), [  # `test_tournament.py` has what concerns policies and entries
-    (["--experiment", "nothing_here"], "train first"), (["--episodes", "0"], "at least 1"),
-    (["--episode", "3"], "--episodes"), (["--tournament", "--policy", "0"], "leave it out"),
-    (["--render", "--record_video", "film.mp4"], "--render and --record_video exclude each other"),
-])
-def test_bad_input_is_one_line(trained: Path, capsys: pytest.CaptureFixture[str], arguments: list[str],
-                               hint: str) -> None:
-    assert evaluate.main(["--env", "CartPole-v1", "--train_dir", str(trained), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert hint in error
-    assert error.count("\n") == 1

@@ -122,19 +122,6 @@ def test_training_goes_on_during_an_evaluation(tmp_path: Path, gate: Path) -> No
     assert row["eval_sgd_steps"] < row["sgd_steps"]
 
 
-def test_evaluation_that_fell_due_during_another_one_is_made_up_for(tmp_path: Path, gate: Path) -> None:
-    def open_gate_at_the_end() -> bool:
-        if appo.env_steps >= 4 * PERIOD:
-            gate.touch()
-        return False
-
-    with make("gated_env:make", tmp_path, report_interval_sec=1e6) as appo:
-        appo.train(4 * PERIOD, should_stop=open_gate_at_the_end)
-    rows = evaluations(appo)
-    assert rows[-1]["eval_env_steps"] >= 4 * PERIOD
-    assert len(rows) == (appo.cfg.run_dir / "log.txt").read_text().count("evaluation at"), "each has its row"
-
-
 @pytest.mark.parametrize("when", ["training", "waiting"])
 def test_stop_does_not_wait_for_a_long_evaluation(tmp_path: Path, when: str) -> None:
     goal = PERIOD if when == "waiting" else 10**9
@@ -218,15 +205,6 @@ def test_the_same_policy_has_the_same_score_again_and_another_one_when_its_actio
     assert likeliest.reports[0]["eval_return"] != sampled.evaluate()["eval_return"]
 
 
-def test_an_evaluation_draws_nothing_from_the_random_numbers_of_training() -> None:
-    bench = Bench("CartPole-v1", eval_episodes=5)
-    before = torch.get_rng_state()
-    first = bench.evaluate()
-    torch.testing.assert_close(torch.get_rng_state(), before)
-    torch.rand(3)
-    assert bench.evaluate() == first
-
-
 def test_weights_are_taken_once_for_each_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench("failing_envs:ActionIsReward", eval_episodes=3)
     bench.publish_policy(action=1, version=10)
@@ -242,13 +220,6 @@ def test_weights_are_taken_once_for_each_evaluation(monkeypatch: pytest.MonkeyPa
                                 "eval_length": EPISODE_LENGTH, "eval_env_steps": 1234, "eval_sgd_steps": 10}
     later = bench.evaluate()
     assert (later["eval_return"], later["eval_sgd_steps"]) == (EPISODE_LENGTH * 2.0, 20)
-
-
-def test_evaluation_is_abandoned_at_the_next_step_when_the_run_stops() -> None:
-    bench = Bench("failing_envs:EndlessEvaluation")
-    bench.buffers.stopping.fill_(True)
-    bench.evaluator.handle(EVALUATE, 0)
-    assert bench.reports == []
 
 
 # ---- play ------------------------------------------------------------------------------------------------------------

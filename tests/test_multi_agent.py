@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import counting_agents
 import numpy as np
@@ -15,7 +15,7 @@ from envs import families
 from envs.families import make_vector_env
 from envs.flat_spaces import num_columns
 from envs.multi_agent import ParallelVectorEnv, pettingzoo_maker
-from envs.vector_env import EnvironmentFailure, Step, describe
+from envs.vector_env import EnvironmentFailure, Step
 from runtime.user_error import UserError
 
 NAME = "tape"
@@ -175,14 +175,6 @@ def test_an_agent_that_has_left_does_not_come_back_before_the_next_episode(kind:
     assert list(tape.actions[-1]) == ["bob"]
 
 
-def test_environments_begin_anew_each_at_its_own_time() -> None:
-    ended = Frame({"ann": 3, "bob": 4}, terminated=("ann", "bob"))
-    env = make(Tape(*[[BEGIN, ended]] * 3), Tape([BEGIN, GOING_ON, ended], [BEGIN, ended]))
-    env.reset(0)
-    begins = [act(env).was_reset.tolist() for _ in range(4)]
-    assert begins == [[False, False], [True, False], [False, True], [True, False]]
-
-
 @pytest.mark.parametrize("obs", [{}, {"ann": 5, "bob": 6}])
 def test_agents_that_vanish_with_the_episode_were_terminated(obs: dict[str, float]) -> None:
     class Vanishing(Tape):
@@ -199,42 +191,6 @@ def test_agents_that_vanish_with_the_episode_were_terminated(obs: dict[str, floa
     assert step.rewards.tolist() == [1, -1]
     assert not step.active.any()
     assert act(env).was_reset[0]
-
-
-def test_agents_may_miss_an_episode() -> None:
-    tape = Tape([Frame({"bob": 2}), Frame({"bob": 3}, terminated=("bob",))], [BEGIN])
-    env = make(tape)
-    step = env.reset(0)
-    assert (step.active.tolist(), numbers(step)) == ([False, True], [0, 2])
-    step = act(env)
-    assert (step.terminated.tolist(), step.active.tolist()) == ([False, True], [False, False])
-    assert tape.actions == [{"bob": 1}]
-    step = act(env)
-    assert step.was_reset[0]
-    assert step.active.all()
-
-
-def test_an_agent_without_observation_does_not_act_until_it_comes_back() -> None:
-    class Hidden(Tape):
-        agents: ClassVar = ["ann", "bob"]
-
-        def step(self, actions: dict[Any, Any]) -> tuple[dict, dict, dict, dict, dict]:
-            result = super().step(actions)
-            self.agents = ["ann", "bob"]
-            return result
-
-    tape = Hidden([BEGIN, Frame({"bob": 4}, {"ann": 0.5}), Frame({"ann": 5, "bob": 6}), GOING_ON])
-    env = make(tape)
-    env.reset(0)
-    step = act(env, 2)
-    assert step.active.tolist() == [False, True]
-    assert numbers(step) == [1, 4], "the last observation stays"
-    assert step.rewards.tolist() == [0.5, 0.0], "rewards come all the same"
-    step = act(env, 2)
-    assert step.active.all()
-    assert numbers(step) == [5, 6]
-    act(env, 2)
-    assert tape.actions == [{"ann": 2, "bob": 2}, {"ann": 0, "bob": 2}, {"ann": 2, "bob": 2}]
 
 
 class Plain(Tape):
@@ -265,26 +221,6 @@ def test_a_list_of_living_agents_is_not_needed() -> None:
     assert act(env).truncated.tolist() == [False, True]
     assert act(env).was_reset[0]
     assert [list(actions) for actions in tape.actions] == [["ann", "bob"], ["bob"]]
-
-
-@pytest.mark.parametrize("kind", [Tape, Plain])
-def test_an_agent_may_join_in_the_middle_of_an_episode(kind: type) -> None:
-    """PettingZoo's environments may generate agents; it does not act while it is missing, and then it does."""
-    class Growing(kind):
-        def step(self, actions: dict[Any, Any]) -> tuple[dict, dict, dict, dict, dict]:
-            result = super().step(actions)
-            if hasattr(self, "agents"):
-                self.agents = [agent for agent in self.possible_agents if agent in result[0]]
-            return result
-
-    tape = Growing([Frame({"bob": 2}), Frame({"ann": 3, "bob": 4}), GOING_ON])
-    env = make(tape)
-    assert env.reset(0).active.tolist() == [False, True]
-    step = act(env)
-    assert numbers(step) == [3, 4]
-    assert step.active.tolist() == [True, True]
-    act(env)
-    assert tape.actions == [{"bob": 1}, {"ann": 1, "bob": 1}]
 
 
 def test_a_kind_with_masks_may_be_absent_at_the_beginning() -> None:
@@ -326,62 +262,11 @@ def test_an_environment_may_select_who_acts() -> None:
     assert [act(env, 1).active.tolist() for _ in range(3)] == [[False, True], [True, False], [False, True]]
 
 
-@pytest.mark.parametrize("inactive", [False, np.False_, 0])
-def test_is_active_in_the_info(inactive: Any) -> None:
-    tape = Tape([Frame({"ann": 1, "bob": 2}, infos={"ann": {"is_active": inactive}}),
-                 Frame({"ann": 3, "bob": 4}, {"ann": 1.0},
-                       infos={"ann": {"is_active": True}, "bob": {"is_active": inactive}}),
-                 Frame({"ann": 5, "bob": 6}, terminated=("ann", "bob"), infos={"ann": {"is_active": True}})])
-    env = make(tape)
-    step = env.reset(0)
-    assert (step.active.tolist(), numbers(step)) == ([False, True], [1, 2])
-    step = act(env, 2)
-    assert (step.active.tolist(), step.rewards.tolist()) == ([True, False], [1, 0])
-    assert not act(env, 2).active.any(), "nobody acts after the end"
-    assert tape.actions == [{"ann": 0, "bob": 2}, {"ann": 2, "bob": 0}]
-
-
 MASKED = spaces.Dict({"obs": spaces.Box(-9, 9, (1,), np.float32), "action_mask": spaces.MultiBinary(3)})
 
 
 def masked(value: float, *mask: int) -> dict[str, np.ndarray]:
     return {"obs": np.array([value], np.float32), "action_mask": np.array(mask, np.int8)}
-
-
-def test_masks_in_observations() -> None:
-    tape = Tape([Frame({"ann": masked(1, 1, 0, 1), "bob": masked(2, 0, 0, 0)}),
-                 Frame({"ann": masked(3, 0, 0, 0), "bob": masked(4, 0, 1, 0)}),
-                 Frame({"ann": masked(5, 0, 1, 0), "bob": masked(6, 0, 0, 0)}, terminated=("ann", "bob"))],
-                space=MASKED)
-    env = make(tape)
-    step = env.reset(0)
-    assert set(env.kinds[0].obs_space) == {"obs", "action_mask"}
-    assert step.active.tolist() == [True, False], "nothing allowed: not its turn"
-    assert step.obs[0]["action_mask"].tolist() == [[1, 0, 1], [1, 1, 1]]
-    step = act(env, 2)
-    assert step.active.tolist() == [False, True]
-    assert step.obs[0]["action_mask"].tolist() == [[1, 1, 1], [0, 1, 0]]
-    step = act(env)
-    assert not step.active.any()
-    assert step.obs[0]["action_mask"].all(), "no action follows"
-    assert tape.actions == [{"ann": 2, "bob": 0}, {"ann": 0, "bob": 1}]
-
-
-def test_masks_in_infos() -> None:
-    tape = Tape([Frame(BEGIN.obs, infos={"ann": {"action_mask": np.array([1, 0, 1])}, "bob": {}}),
-                 Frame(GOING_ON.obs, infos={"ann": {"action_mask": [0, 0, 0]}, "bob": {"action_mask": (0, 1, 1)}}),
-                 Frame({"ann": 7}, infos={"ann": {"action_mask": np.array([0, 1, 0], bool)}})])
-    env = make(tape)
-    step = env.reset(0)
-    assert set(env.kinds[0].obs_space) == set(describe(env).kinds[0][0]) == {"obs", "action_mask"}
-    assert step.obs[0]["action_mask"].tolist() == [[1, 0, 1], [1, 1, 1]], "without a mask everything is allowed"
-    assert step.active.all()
-    step = act(env)
-    assert step.active.tolist() == [False, True]
-    assert step.obs[0]["action_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
-    step = act(env)
-    assert step.active.tolist() == [True, False]
-    assert step.obs[0]["action_mask"].tolist() == [[0, 1, 0], [1, 1, 1]]
 
 
 def test_masks_of_several_choices() -> None:
@@ -470,22 +355,6 @@ def test_what_was_computed_for_an_agent_that_does_not_act_is_ignored() -> None:
     assert tape.actions == [{"ann": 0, "bob": 1}]
 
 
-# ---- observations ----------------------------------------------------------------------------------------------------
-
-
-def test_observations_of_every_form() -> None:
-    space = spaces.Dict({"eye": spaces.Box(0, 255, (4, 4, 3), np.uint8), "word": spaces.Text(9),
-                         "pair": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiBinary(2)))})
-    shown = [space.sample() for _ in range(4)]
-    env = make(*(Tape([Frame({"ann": shown[2 * i], "bob": shown[2 * i + 1]})], space=space) for i in range(2)))
-    (obs,) = env.reset(0).obs
-    assert set(obs) == {"eye", "word", "pair/0", "pair/1"}
-    assert obs["eye"].dtype == np.uint8
-    np.testing.assert_array_equal(obs["eye"], [one["eye"] for one in shown])
-    assert obs["pair/0"].tolist() == [one["pair"][0] - 1 for one in shown]
-    np.testing.assert_array_equal(obs["pair/1"], [one["pair"][1] for one in shown])
-
-
 # ---- infos -----------------------------------------------------------------------------------------------------------
 
 
@@ -498,17 +367,6 @@ def test_true_objective(key: str) -> None:
     np.testing.assert_array_equal(act(env).objectives, [3.5, np.nan])
     np.testing.assert_array_equal(act(env).objectives, [np.nan, -1])
     assert np.isnan(act(env).objectives).all()
-
-
-def test_reward_shaping_goes_through() -> None:
-    agents = [CountingAgents(), CountingAgents()]
-    env = make(*agents)
-    env.reset(0)
-    assert env.default_shapings() == [{"speed": 1.0, "care": 0.5}] * env.num_envs
-    assert describe(env).shaping == {"speed": 1.0, "care": 0.5}
-    env.set_shaping(1, 2, {"speed": 3.0})
-    assert (agents[0].shapings, agents[1].shapings) == ({}, {(2, 0): {"speed": 3.0}})
-    assert make(Tape()).default_shapings() == []
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -563,25 +421,6 @@ def test_unknown_modules(env_id: str, words: str) -> None:
 def make_zoo(name: str) -> Any:
     pytest.importorskip("pettingzoo")
     return make_vector_env(make_config({"env": f"pettingzoo:{name}"}), 2)
-
-
-@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
-@pytest.mark.parametrize("name", ["classic.rps_v2", "pettingzoo.classic.rps_v2"])
-def test_rock_paper_scissors(name: str) -> None:
-    env = make_zoo(name)
-    assert env.agents == ["player_0", "player_1"]
-    step = env.reset(0)
-    assert step.active.all()
-    rock, paper = 0, 1
-    steps, begun = 0, 0
-    while not begun:
-        step = env.step([np.array([[rock], [paper], [paper], [paper]], np.float32)])
-        steps, begun = steps + 1, step.was_reset.any()
-        assert step.active.any() != (step.terminated | step.truncated).any()
-        if not begun:
-            assert step.rewards.tolist() == [-1, 1, 0, 0]
-    assert steps > 10
-    assert families.family(f"pettingzoo:{name}") == "pettingzoo"
 
 
 def test_simple_spread() -> None:

@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import multiprocessing
-import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import pytest
 import torch
 from parts import learners
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_games import STEPS, TAPE, wage
+from tiny_games import TAPE, wage
 
 import pbt
 import train
@@ -37,7 +36,6 @@ from runtime.machine import choose_device
 from runtime.population import Population
 from runtime.records import Records, cut_lost_rows
 from runtime.training_state import TrainingState
-from runtime.user_error import UserError
 from shared_buffers import SAVE_DONOR
 
 SMALL: dict[str, Any] = {
@@ -281,16 +279,9 @@ def test_each_event_follows_from_the_one_before_and_from_its_donor(finished: Sim
                 assert is_mutation(value, source[name], defaults[name]), name
             else:
                 assert value == source[name]
-        assert event["words"].split("; ")[1:] == [
-            f"{name} {show(now[policy][name])} -> {show(value)}"
-            for name, value in numbers.items() if value != now[policy][name]]
         kinds.add((event["donor"] is not None, is_mutated))
         now[policy] = numbers
     assert kinds >= {(True, True), (False, True), (False, False)}, "replaced, mutated, and unchanged ones were seen"
-
-
-def show(value: float | bool) -> str:
-    return str(value) if isinstance(value, bool) else f"{value:.4g}"
 
 
 def test_decisions_follow_the_objectives_when_a_policy_is_due(finished: SimpleNamespace) -> None:
@@ -386,35 +377,6 @@ def test_what_was_acted_before_a_replacement_is_not_learned_from(watched: Watch)
     assert current > 0, "they learn on"
 
 
-def test_agents_of_a_replaced_policy_begin_with_an_empty_memory(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In no trajectory does a row of the copied weights follow one of the replaced weights with its hidden state."""
-    sgd_step, found = Learner.sgd_step, []
-
-    def watched_sgd_step(learner: Learner, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        is_new = data["policy_version"] >= learner.weights.first_version
-        found.append(data["new_episode"][:, 1:-1][~is_new[:, :-1] & is_new[:, 1:]])
-        return sgd_step(learner, data)
-
-    monkeypatch.setattr(Learner, "sgd_step", watched_sgd_step)
-    run(tmp_path, 1500, **PBT | {"use_rnn": True, "rnn_size": 4})
-    follows = torch.cat(found)
-    assert len(follows) > 3, "there were replacements in the middle of trajectories"
-    assert follows.all()
-
-
-def test_shaping_reaches_the_environment_once_when_an_episode_begins(finished: SimpleNamespace) -> None:
-    calls: dict[int, list[str]] = {}
-    for call in finished.tape:
-        calls.setdefault(id(call.env), []).append(call.what)
-    trained = [" ".join(what) for what in calls.values() if what.count("step") > 1]  # the first one is only looked at
-    assert len(trained) == SMALL["num_envs_per_worker"]
-    episode = "reset shaping" + STEPS * " step"
-    for what in trained:
-        assert re.fullmatch(f"{episode}( {episode})*( reset shaping( step)*)?", what), what[:200]
-        assert what.count(episode) > 50
-
-
 def test_an_episode_plays_the_newest_shaping_of_a_policy(finished: SimpleNamespace) -> None:
     """After a decision without a donor no episode begins with the old numbers any more."""
     begins = [(place, call.shaping) for place, call in enumerate(finished.tape) if call.what == "shaping"]
@@ -503,18 +465,6 @@ def test_a_resumed_population_goes_on_where_it_was(finished: SimpleNamespace, tm
         assert "begins" not in event["words"]
 
 
-@pytest.mark.parametrize("num_policies", [3, 5])
-def test_a_population_may_become_smaller_or_larger(finished: SimpleNamespace, tmp_path: Path,
-                                                   num_policies: int) -> None:
-    shutil.copytree(finished.dir, tmp_path / "run")
-    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", serial_mode=True,
-              num_policies=num_policies) as resumed:
-        settings, sgd_steps = resumed.population.settings, [learner.state.sgd_steps for learner in learners(resumed)]
-    assert settings[:4] == finished.run.population.settings[:num_policies] + settings[num_policies:4]
-    assert all(sgd_steps[:4])
-    assert sgd_steps[4:] == [0] * (num_policies - 4)
-
-
 def test_a_replacement_that_was_decided_last_is_not_lost_by_a_save_and_a_resume(tmp_path: Path) -> None:
     """Stop as soon as a replacement was decided: what the files say of it must be true of the weights."""
     with make(tmp_path, **PBT) as running:
@@ -557,7 +507,6 @@ def test_after_a_crash_settings_are_those_that_the_weights_were_learned_with(tmp
         numbers = [row[name] for row in metrics_of(tmp_path)]
         assert numbers == sorted(numbers)
         assert max(b - a for a, b in itertools.pairwise(numbers)) < 300, "nothing jumps over what was lost"
-    assert "reports of what came after the checkpoint" in (tmp_path / "run" / "log.txt").read_text()
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard" / "policy_00")).Reload()
     drawn = [scalar.step for scalar in board.Scalars("train/loss")]
     assert drawn == sorted(set(drawn))
@@ -667,9 +616,8 @@ NUM_POLICIES = 3
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a finished asynchronous run of several policies with evaluations, which no test changes."""
-    with make(tmp_path_factory.mktemp("several"), "Payday", num_policies=NUM_POLICIES, eval_every_env_steps=500,
-              eval_episodes=2, **ASYNC) as running:
+    """Return the folder of a finished asynchronous run of several policies, which no test changes."""
+    with make(tmp_path_factory.mktemp("several"), "Payday", num_policies=NUM_POLICIES, **ASYNC) as running:
         running.train(1500)
         running.save()
         running.train(1500)
@@ -680,7 +628,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_records_have_one_entry_for_each_policy(several: Path) -> None:
     summary = read_json(several / "summary.json")
     assert summary["mean_return"] == [pytest.approx(4.5)] * NUM_POLICIES
-    for name in ("best_score", "true_objective", "win_rate_vs_past", "evaluation"):
+    for name in ("best_score", "true_objective", "win_rate_vs_past"):
         assert len(summary[name]) == NUM_POLICIES, name
     rows = read_lines(several / "metrics.jsonl")
     assert rows
@@ -699,23 +647,11 @@ def test_records_have_one_entry_for_each_policy(several: Path) -> None:
         path.name for path in (several / "tensorboard").iterdir()} == {"policy_00", "policy_01", "policy_02"}
 
 
-def test_every_policy_is_evaluated(several: Path) -> None:
-    summary, rows = read_json(several / "summary.json"), read_lines(several / "metrics.jsonl")
-    for policy in range(NUM_POLICIES):
-        scores = [row["policies"][policy] for row in rows if "eval_return" in row["policies"][policy]]
-        assert len(scores) >= 2, "at the end of each call of train() at least"
-        assert all((score["eval_return"], score["eval_length"]) == (pytest.approx(4.5), STEPS) for score in scores)
-        versions = [score["eval_sgd_steps"] for score in scores]
-        assert versions == sorted(versions)
-        assert 0 < versions[-1] <= load_checkpoint(find_checkpoint(several, policy=policy))["sgd_steps"]
-        assert summary["evaluation"][policy]["eval_sgd_steps"] == versions[-1]
-
-
 def test_a_resumed_run_continues_every_policy_and_begins_one_anew_that_is_lost(several: Path, tmp_path: Path) -> None:
     shutil.copytree(several, tmp_path / "run")
     shutil.rmtree(policy_dir(tmp_path / "run", NUM_POLICIES - 1))
     states = [load_checkpoint(find_checkpoint(several, policy=policy)) for policy in range(NUM_POLICIES - 1)]
-    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run", eval_every_env_steps=0) as resumed:
+    with APPO("tiny_games:Payday", train_dir=str(tmp_path), experiment="run") as resumed:
         steps = resumed.buffers.policy_steps.sum(0).tolist()
         assert resumed.versions == [*(state["sgd_steps"] for state in states), 0]
         assert steps == [*(state["policy_steps"] for state in states), 0]
@@ -761,11 +697,6 @@ def test_policies_take_turns_on_the_gpus_unless_one_device_is_chosen(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: SimpleNamespace(item=lambda: 0.0))
     assert [str(choose_device(name, policy)) for policy in range(5)] == devices
-
-
-def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match="--device=cuda cannot be used"):
-        choose_device("cuda", 3)
 
 
 # ---- self-play ---------------------------------------------------------------------------------------------------
@@ -870,5 +801,3 @@ def test_the_share_of_games_won_against_the_past_is_reported(
     rate = summary["win_rate_vs_past"][0]
     assert low <= rate <= high
     assert rows[-1]["win_rate_vs_past"] == pytest.approx(rate, abs=0.1), "a little earlier"
-    board = EventAccumulator(str(running.cfg.run_dir / "tensorboard" / "policy_00")).Reload()
-    assert board.Scalars("episode/win_rate_vs_past")[-1].value == pytest.approx(rows[-1]["win_rate_vs_past"])

@@ -21,8 +21,6 @@ from runtime.by_name import NO_MODULE, Named, find_function, reference
 from runtime.user_error import UserError
 from train import main as train
 
-ROOT = Path(__file__).parent.parent
-
 
 def make(render_mode: str | None = None) -> gym.Env:
     return gym.make("CartPole-v1", render_mode=render_mode)
@@ -117,12 +115,3 @@ def test_a_run_of_a_local_class_is_resumed_from_python_only(tmp_path: Path, caps
         assert "'Local' comes from a notebook" in err
     with pytest.raises(UserError, match="--encoder=by_value:Local: 'Local' comes from a notebook"):
         find_function("encoder", make_config({"env": "x", "encoder": f"{NO_MODULE}:Local"}).encoder)
-
-
-def test_a_file_that_trains_when_it_is_imported_is_refused_in_one_line(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    (tmp_path / "unguarded.py").write_text("from appo import APPO\ndef make(): pass\nAPPO('CartPole-v1').train()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert train(["--env=unguarded:make", f"--train_dir={tmp_path}", "--serial_mode"]) == 2
-    assert capsys.readouterr().err == ("train.py: unguarded.py: put what starts the training under 'if __name__ == "
-                                       '"__main__":\', since this file is imported by name\n')

@@ -12,8 +12,6 @@ from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Distribution, Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
-from appo import AsyncPPO
-from config import make_config
 from distributions import (
     FORBIDDEN,
     LOG_STD_RANGE,
@@ -21,12 +19,10 @@ from distributions import (
     Categorical,
     DiagonalGaussian,
     SquashedGaussian,
-    check_action_space,
     forbid,
     log_tanh_slope,
 )
 from envs.flat_spaces import num_action_parameters, num_columns
-from runtime.user_error import UserError
 
 SPACES = {
     "discrete": spaces.Discrete(5, start=2),
@@ -308,24 +304,3 @@ def test_a_single_allowed_option_is_certain(size: int) -> None:
         torch.testing.assert_close(value, torch.zeros(7))
     (gradient,) = torch.autograd.grad(categorical.entropy().sum() + uniform.sum(), logits)
     assert not gradient.any()
-
-
-# ---- refusals ----------------------------------------------------------------------------------------------------
-
-
-def test_settings_that_an_action_space_does_not_allow_are_refused() -> None:
-    for name in ("box", "nested"):
-        check_action_space(make_config({"squash_actions": True, "adaptive_stddev": True}), SPACES[name])
-        with pytest.raises(UserError, match=r"symmetric_kl needs discrete actions; use entropy"):
-            AsyncPPO(make_config({"exploration_loss": "symmetric_kl"})).check_spaces({}, SPACES[name])
-        with pytest.raises(UserError, match=r"--initial_stddev=150.0 must lie between 0.0003 and 148"):
-            check_action_space(make_config({"initial_stddev": 150.0}), SPACES[name])
-    for name in DISCRETE:
-        AsyncPPO(make_config({"exploration_loss": "symmetric_kl"})).check_spaces({}, SPACES[name])
-        for setting in ("squash_actions", "adaptive_stddev"):
-            with pytest.raises(UserError, match=rf"--{setting} is for continuous actions"):
-                check_action_space(make_config({setting: True}), SPACES[name])
-    unbounded = spaces.Tuple((spaces.Discrete(2), spaces.Box(0, math.inf, (2,))))
-    check_action_space(make_config(), unbounded)
-    with pytest.raises(UserError, match="--squash_actions needs bounded actions"):
-        check_action_space(make_config({"squash_actions": True}), unbounded)

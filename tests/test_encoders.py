@@ -8,7 +8,6 @@ from torch import nn
 
 from config import Config
 from encoders import LONGEST, FastELU, ImageEncoder, LeafEncoders, fitting_layers
-from runtime.user_error import UserError
 
 SIZES = (1, 2, 3, 7, 10, 12, 13, 25, 48, 49, 64, 84, 97, 193, 320, 400)
 ALLOWED = 10_000_000 / 3  # PQL has three of them
@@ -55,32 +54,6 @@ def test_every_weight_has_a_gradient(shape: tuple[int, ...]) -> None:
     (240, 320, [(4, 4), (4, 4), (2, 2)]), (10, 300, [(1, 4), (1, 4), (1, 2)])], ids=str)
 def test_an_axis_is_divided_the_more_the_longer_it_is(height: int, width: int, strides: list) -> None:
     assert [layer.stride for layer in fitting_layers(height, width)] == strides
-
-
-def test_several_images_together_have_few_parameters_too() -> None:
-    for count in (2, 3, 8):
-        obs_space = {f"camera {i}": image(100, 100, 3) for i in range(count)} | {"pose": spaces.Box(-1, 1, (3,))}
-        with torch.device("meta"):
-            encoder = LeafEncoders(Config(env="test"), obs_space)
-        assert encoder.out_size == 512 * (count + 1)
-        assert num_parameters(encoder.encoders) < ALLOWED + 512 * 512
-
-
-def test_a_named_architecture_that_does_not_fit_leads_to_the_one_that_does() -> None:
-    line = "images of 32x32 are too small for --encoder_conv_architecture=convnet_atari; use auto, which fits"
-    with pytest.raises(UserError, match=line):
-        ImageEncoder((32, 32, 3), Config(env="test", encoder_conv_architecture="convnet_atari"))
-
-
-def test_encoders_say_what_they_are() -> None:
-    cfg = Config(env="test", encoder_mlp_layers=(64, 32))
-    encoder = LeafEncoders(cfg, {"grid": image(10, 10, 4), "pose": spaces.Box(-1, 1, (3,))})
-    assert encoder.describe() == {"grid": "10x10x4 -> 32 of 3x3, 32 of 3x3 -> 3,200 -> 512", "pose": "3 -> 64 -> 32"}
-    cfg = Config(env="test", encoder_conv_architecture="convnet_atari", encoder_conv_mlp_layers=())
-    assert ImageEncoder((4, 84, 84), cfg).description == (
-        "84x84x4 -> 32 of 8x8/4x4, 64 of 4x4/2x2, 64 of 3x3 -> 3,136")
-    cfg = Config(env="test", encoder_conv_architecture="resnet_impala")
-    assert ImageEncoder((3, 5, 5), cfg).description == "5x5x3 -> resnet_impala -> 32 -> 512"
 
 
 # ---- both orders of axes, activation -----------------------------------------------------------------------------

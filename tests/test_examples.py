@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from evaluate import main as evaluate
-from examples.custom_encoder import FourierEncoder
-from runtime.by_name import find_function, reference
-from runtime.user_error import UserError
 from train import main as train
 
 ROOT = Path(__file__).parent.parent
@@ -32,15 +29,10 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
     ("--algo", "custom_loss:CalmPPO", "CartPole-v1"),
     ("--algo", "custom_algorithm:Reinforce", "CartPole-v1"),
 ])
-def test_an_example_is_short_and_is_trained_and_played_by_its_name(flag: str, name: str, env: str,
-                                                                       tmp_path: Path,
-                                                                       capsys: pytest.CaptureFixture) -> None:
+def test_an_example_is_trained_and_played_by_its_name(flag: str, name: str, env: str, tmp_path: Path,
+                                                      capsys: pytest.CaptureFixture) -> None:
     if env.startswith("pettingzoo:"):
         pytest.importorskip("mpe2")
-    source = ROOT / "examples" / f"{name.split(':', maxsplit=1)[0]}.py"
-    num_lines = len(source.read_text().splitlines())
-    assert num_lines <= (60 if name.startswith("custom_algorithm") else 40)
-    assert f"`examples/{source.name}` | {num_lines} |" in (ROOT / "docs" / "forking.md").read_text()
     chosen = ["--env", env or f"examples.{name}", f"--train_dir={tmp_path}"]
     part = [f"{flag}=examples.{name}"] if env else []
     part += ["--num_policies=3"] if flag == "--policy_mapping" else []
@@ -83,17 +75,3 @@ def test_parts_defined_in_the_running_script_reach_every_process(tmp_path: Path)
     summary = json.loads((tmp_path / "train_dir" / "my_script_make_my_env" / "summary.json").read_text())
     assert summary["env"] == "my_script:make_my_env"
     assert summary["sgd_steps"] > 0
-
-
-def test_a_function_is_found_under_the_name_it_is_given() -> None:
-    assert reference(FourierEncoder) == "examples.custom_encoder:FourierEncoder"
-    assert find_function("encoder", reference(FourierEncoder)) is FourierEncoder
-
-
-@pytest.mark.parametrize(("name", "complaint"), [
-    ("no_such_module:Encoder", "there is no module 'no_such_module'.*PYTHONPATH"),
-    ("examples.custom_encoder:Encoder", "has no function or class 'Encoder' .did you mean FourierEncoder"),
-    ("math:pi", "has no function or class 'pi'")])
-def test_a_name_that_leads_nowhere_is_refused_with_one_line(name: str, complaint: str) -> None:
-    with pytest.raises(UserError, match=f"^--encoder={name}: .*{complaint}.*$"):
-        find_function("encoder", name)

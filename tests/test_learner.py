@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import queue
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from algorithm import Algorithm, Loss
 from appo import AsyncPPO
-from config import Config, make_config
+from config import make_config
 from feed import Batch
 from learner import Learner
 from losses import MaskedMean, clipped_value_error, describe, held_ratios, normalize_advantages, ppo_objective
@@ -28,10 +27,8 @@ from normalizers import ReturnNormalizer
 from policy_worker import PolicyWorker
 from reducer import Reducer
 from runtime import checkpoint
-from runtime.inbox import SLOTS, SPLIT, STOP
-from runtime.memory import estimate_memory
-from runtime.user_error import UserError
-from shared_buffers import HANDED_IN, SharedBuffers, num_bytes
+from runtime.inbox import SLOTS, SPLIT
+from shared_buffers import HANDED_IN
 from vtrace import gae, vtrace
 from weights import CURRENT
 
@@ -581,18 +578,6 @@ def test_max_grad_norm_clips_the_gradient_and_0_does_not(max_grad_norm: float, c
     torch.testing.assert_close(after, torch.tensor(0.01) if clipped else norm, rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("settings", [{}, {"with_vtrace": False}, {"action_space": CONTINUOUS},
-                                      {"lr_schedule": "kl_adaptive"}, {"exploration_loss": "symmetric_kl"}])
-def test_training_moves_every_used_weight(settings: dict[str, Any]) -> None:
-    rig = Rig(num_batches_per_epoch=2, num_epochs=2, **settings)
-    before = copy.deepcopy(rig.learner.model.state_dict())
-    rig.learner.train(rig.batch())
-    for name, value in rig.learner.model.state_dict().items():
-        assert value.isfinite().all()
-        assert not torch.equal(value, before[name]), name
-    assert all(math.isfinite(number) for number in rig.trained().values())
-
-
 def test_minibatches_of_an_epoch_are_a_partition_of_the_dataset() -> None:
     rig = Rig(num_batches_per_epoch=3)
     epochs = [rig.learner.feed.split(rig.learner.shuffle) for _ in range(2)]
@@ -638,15 +623,6 @@ def test_kl_adaptive_holds_the_kl_of_the_last_epoch_near_its_threshold(kls: list
     rig.state.learning_rate = before
     rig.state.update_learning_rate([{"kl": torch.tensor(kl)} for kl in kls])
     assert rig.state.learning_rate == pytest.approx(after)
-
-
-def test_the_learning_rate_is_set_after_each_epoch_from_its_own_minibatches() -> None:
-    rig = Rig(num_batches_per_epoch=2, num_epochs=3)
-    sgd_step, steps, epochs = rig.learner.sgd_step, [], []
-    rig.learner.sgd_step = lambda data: steps.append(sgd_step(data)) or steps[-1]
-    rig.state.update_learning_rate = epochs.append
-    rig.learner.train(rig.batch())
-    assert epochs == [steps[0:2], steps[2:4], steps[4:6]]
 
 
 # ---- state -------------------------------------------------------------------------------------------------------
@@ -704,35 +680,6 @@ def test_the_learning_rate_may_change_on_resume(tmp_path: Path, lr_schedule: str
     rig.buffers.env_steps[0] = 50  # a quarter of the run
     checkpoint.save_checkpoint(rig.state.state_dict(), path)
     assert Rig(resume_from=path, learning_rate=0.02, **settings).state.learning_rate == expected
-
-
-def test_one_hot_vectors_are_in_the_memory_estimate() -> None:
-    """The oracle: what autograd keeps of them between forward and backward pass, and one vector for each agent."""
-    space, n = {"obs": spaces.Discrete(5000)}, 5000
-
-    def make(num_envs: int, batch_size: int) -> tuple[Config, SharedBuffers, ActorCritic]:
-        cfg = make_config({"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": num_envs,
-                           "batch_size": batch_size, "rollout": 8, "encoder_mlp_layers": (8,), "worker_num_splits": 1})
-        model = make_model(cfg, space, DISCRETE)
-        return cfg, make_buffers(cfg, space, DISCRETE, model), model
-
-    def estimate(num_envs: int, batch_size: int) -> int:
-        cfg, buffers, model = make(num_envs, batch_size)
-        stored = num_bytes(buffers.specs[0], num_envs + 2 * cfg.trajectories_per_dataset)
-        return estimate_memory(cfg, buffers.info, [0], [model], [CPU]) - stored
-
-    kept: dict[int, int] = {}  # bytes of the vectors, by their place in memory
-    cfg, buffers, _ = make(8, 64)
-    learner = Learner(cfg, buffers, 0, 0, CPU, None, lambda report: None)
-    data = {name: tensor[:8].clone() for name, tensor in buffers.trajectories_of(0).items()}
-    data["valid"][:] = True
-    with torch.autograd.graph.saved_tensors_hooks(
-            lambda x: (kept.update({x.data_ptr(): x.nbytes}) if n in x.shape and x.shape[0] != 8 else None, x)[1],
-            lambda x: x):
-        learner.backward(data)
-    assert sum(kept.values()) == 8 * 9 * n * 4
-    assert estimate(8, 128) - estimate(8, 64) >= sum(kept.values())
-    assert estimate(16, 64) - estimate(8, 64) >= 8 * n * 4, "every agent acts"
 
 
 # ---- publishing and slots ----------------------------------------------------------------------------------------
@@ -862,36 +809,6 @@ def test_the_next_batch_is_filled_during_the_last_sgd_step_not_earlier() -> None
     assert waiting == [0, 0, 1] * 2
 
 
-def test_run_trains_once_on_what_comes_until_it_is_stopped() -> None:
-    rig = Rig(serial_mode=False)
-    rig.act([0, 1, 2, 3])
-    rig.buffers.slot_place[:] = HANDED_IN
-    for slot in (0, 1, 2, 3, 3, 2):  # a message may come twice
-        rig.shared.trajectories_done.put((SLOTS, slot))
-    given_back: list[int] = []
-
-    def stop(report: tuple) -> None:
-        """Stop when the batcher, a thread of its own, has copied all there is."""
-        rig.reports.append(report)
-        deadline = time.monotonic() + 10
-        while len(given_back) < 4 and time.monotonic() < deadline:
-            given_back.extend(slot for _, *slots in drain(rig.buffers.worker_inboxes[0]) for slot in slots)
-        rig.shared.commands[0].put((STOP, 0))
-
-    rig.learner.report = stop
-    rig.learner.run()
-    assert [kind for kind, *_ in rig.reports] == ["trained"]
-    assert rig.state.sgd_steps == 1
-    assert given_back == [0, 1, 2, 3]
-
-
-def test_run_raises_the_batchers_error() -> None:
-    rig = Rig(serial_mode=False)
-    rig.shared.trajectories_done.put((SLOTS, 10_000))
-    with pytest.raises(IndexError):
-        rig.learner.run()
-
-
 # ---- other algorithms --------------------------------------------------------------------------------------------
 
 
@@ -927,12 +844,6 @@ def test_a_loss_may_ignore_what_the_network_says() -> None:
     after = rig.learner.model.state_dict()
     assert torch.equal(before["value_head.weight"], after["value_head.weight"])
     assert not torch.equal(before["policy_head.weight"], after["policy_head.weight"])
-
-
-def test_a_rate_that_follows_a_kl_that_nobody_computes_is_refused() -> None:
-    rig = Rig(algo="test_learner:PolicyGradient", lr_schedule="kl_adaptive")
-    with pytest.raises(UserError, match="the loss of --algo=test_learner:PolicyGradient has no statistic 'kl'"):
-        rig.learner.train(rig.batch())
 
 
 class LeavesOut(AsyncPPO):

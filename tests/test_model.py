@@ -165,14 +165,6 @@ def see(normalizer: ReturnNormalizer, rewards: Tensor, gamma: float = 0.9, **fla
                                  for name, value in kinds.items()), gamma)
 
 
-def test_without_an_end_the_mean_return_of_a_constant_reward_is_the_geometric_series() -> None:
-    normalizer = return_normalizer()
-    for _ in range(3):
-        see(normalizer, torch.full((4, 5), -2.0))
-    assert float(normalizer.mean) == pytest.approx(-20)
-    assert float(normalizer.var) == pytest.approx(0, abs=1e-9)
-
-
 def test_statistics_of_returns_follow_ends_and_ignore_what_is_not_valid() -> None:
     """The reference goes on from each valid row by hand: to the end of its episode, or of the trajectory."""
     rng = np.random.default_rng(0)
@@ -255,13 +247,6 @@ def test_statistics_of_returns_are_those_of_all_valid_ones(mean: float, deviatio
     assert abs(float(normalized.mean())) < 1e-3
     assert float(normalized.std()) == pytest.approx(1, abs=0.01)
     torch.testing.assert_close(normalizer.denormalize(normalized), torch.cat(seen), rtol=1e-4, atol=1e-9)
-
-
-def test_equal_returns_stay_finite() -> None:
-    normalizer = return_normalizer()
-    see(normalizer, torch.full((1, 5), 3.0), terminated=torch.ones(1, 5))
-    assert normalizer.normalize(torch.full((5,), 3.0)).tolist() == [0.0] * 5
-    assert float(normalizer.denormalize(torch.zeros(()))) == 3.0
 
 
 # ---- network -----------------------------------------------------------------------------------------------------

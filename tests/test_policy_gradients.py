@@ -159,12 +159,6 @@ def test_a3c_is_that_of_the_paper(seed: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_without_lag_impala_and_a3c_are_the_same_plain_policy_gradient() -> None:
-    case = make_case(0, lag=0.0)
-    for ours, theirs in zip(gradients(VTraceGradient, case), gradients(NStepGradient, case), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-
-
 def test_without_lag_the_first_step_of_appo_is_a_policy_gradient_with_normalized_advantages() -> None:
     case = make_case(0, lag=0.0)
     settings = {"value_loss_coeff": 0.0, "exploration_loss_coeff": 0.0}
@@ -176,19 +170,6 @@ def test_without_lag_the_first_step_of_appo_is_a_policy_gradient_with_normalized
     expected = torch.autograd.grad(-(policy * advantages)[valid].mean(), case.logits)[0]
     actual = gradients(AsyncPPO, case, gae_lambda=1.0, **settings)[1]
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
-
-
-def test_with_lag_impala_shrinks_what_the_policy_now_does_less_often_and_a3c_does_not() -> None:
-    case = make_case(1, lag=1.0)
-    ratios = (torch.stack([torch.stack([log_prob(case, b, t) for b in range(B)]) for t in range(T)])
-              - case.data["log_probs"]).exp().detach()
-    heads = Heads()
-    cfg = make_config({"env": "test", "algo": "impala", "gamma": 0.0})
-    of_impala = VTraceGradient(cfg).targets(heads, (case.logits, case.values), case.data)["advantages"]
-    cfg = make_config({"env": "test", "algo": "a3c", "gamma": 0.0})
-    of_a3c = NStepGradient(cfg).targets(heads, (case.logits, case.values), case.data)["advantages"]
-    torch.testing.assert_close(of_impala, ratios.clamp(max=1.0) * of_a3c)
-    assert (ratios < 1).any()
 
 
 @pytest.mark.parametrize("algo", [VTraceGradient, NStepGradient])

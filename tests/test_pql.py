@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -251,25 +250,9 @@ def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_both_lea
                      "--episodes", "2"]) == 0
 
 
-class Unbounded(gym.Env):
-    observation_space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        return np.zeros(2, np.float32), 0.0, False, True, {}
-
-
 @pytest.mark.parametrize(("env", "settings", "message"), [
     ("CartPole-v1", {}, "--algo=pql needs continuous actions, not Discrete.*; use --algo=apex or appo"),
-    ("tiny_envs:ActsMultiDiscrete", {}, "--algo=pql needs continuous actions, not MultiDiscrete.*; use --algo=appo"),
-    (Unbounded, {}, "--algo=pql needs bounded actions, not Box.*; use --algo=appo"),
-    ("Pendulum-v1", {"num_learners": 2, "serial_mode": False}, "has no use for --num_learners=2; leave it at 1"),
     ("Pendulum-v1", {"squash_actions": True}, "deterministic policy of its own; leave out --squash_actions"),
-    ("Pendulum-v1", {"core": "examples.custom_core:LeakyCore"}, "deterministic policy of its own; leave out --core"),
-    ("Pendulum-v1", {"policy_ratio": 0.0}, "--policy_ratio=0.0 must be greater than 0"),
     ("Pendulum-v1", {"use_rnn": True}, "has no use for --use_rnn=True"),
 ])
 def test_what_it_cannot_do_is_refused_in_one_line(env: Any, settings: dict[str, Any], message: str,

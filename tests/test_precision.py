@@ -21,9 +21,3 @@ def test_gradients_of_one_minibatch_are_nearly_equal() -> None:
     same, other = ([value for row in rows for value in row[start::2]] for start in (1, 2))
     assert statistics.median(same) > 0.99
     assert statistics.median(same) > statistics.median(other)
-
-
-def test_an_unknown_flag_is_refused_in_one_line() -> None:
-    result = run("--gama=1")
-    assert result.returncode == 2
-    assert result.stderr == "docs.precision: unknown argument --gama (did you mean --gamma?)\n"

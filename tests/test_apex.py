@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from parts import learners
 from torch import Tensor
 
 from apex import APEX, ApeX
@@ -157,20 +156,6 @@ def test_other_actions_are_refused_with_the_algorithm_that_fits(tmp_path: Path) 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 2,
     "encoder_mlp_layers": (8,), "device": "cpu", "replay_size": 2000, "replay_warmup": 128}
-
-
-def test_a_population_mutates_its_settings_and_each_policy_keeps_its_replay(tmp_path: Path) -> None:
-    """A copy brings weights; replay and counters stay this policy's own."""
-    with APEX("CartPole-v1", train_dir=str(tmp_path), serial_mode=True, num_policies=2, with_pbt=True,
-              pbt_start_mutation=300, pbt_period_env_steps=300, pbt_replace_reward_gap=0.0, pbt_mutation_rate=1.0,
-              pbt_replace_reward_gap_absolute=0.0, pbt_replace_fraction=0.5, **SMALL) as system:
-        system.train(2000)
-        events = [json.loads(line) for line in (system.cfg.run_dir / "population.jsonl").read_text().splitlines()]
-        assert any("replaced" in str(event.values()) or event.get("donor") is not None for event in events)
-        for policy, learner in enumerate(learners(system)):
-            assert learner.feed.inserted > 500
-            assert learner.feed.drawn <= learner.cfg.replay_ratio * (learner.feed.inserted - 128)
-            assert learner.state.cfg.learning_rate != system.cfg.learning_rate or policy == 0
 
 
 def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_the_replay(tmp_path: Path) -> None:

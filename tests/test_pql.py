@@ -17,7 +17,6 @@ from pql import PQL, P, ParallelQLearning, V
 from reducer import ALONE
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.run_folder import configure
-from runtime.user_error import UserError
 from train import main as train
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
@@ -248,18 +247,6 @@ def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_both_lea
         assert np.isfinite(values).all(), name
     assert evaluate(["--env", "Pendulum-v1", "--train_dir", str(tmp_path), "--experiment", "run",
                      "--episodes", "2"]) == 0
-
-
-@pytest.mark.parametrize(("env", "settings", "message"), [
-    ("CartPole-v1", {}, "--algo=pql needs continuous actions, not Discrete.*; use --algo=apex or appo"),
-    ("Pendulum-v1", {"squash_actions": True}, "deterministic policy of its own; leave out --squash_actions"),
-    ("Pendulum-v1", {"use_rnn": True}, "has no use for --use_rnn=True"),
-])
-def test_what_it_cannot_do_is_refused_in_one_line(env: Any, settings: dict[str, Any], message: str,
-                                                  tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        PQL(env, train_dir=str(tmp_path), **{"serial_mode": True} | settings)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow

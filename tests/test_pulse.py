@@ -1,4 +1,4 @@
-"""Hung is told from idle, busy and asleep; failures are counted by the time in which something could be done."""
+"""Hung is told from idle, busy and asleep."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,12 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from config import make_config
-from runtime import pulse, recovery
-from runtime.commands import Sampling
+from runtime import pulse
 from runtime.pulse import BETWEEN, Watch, attach
-from runtime.recovery import Recovery
-from runtime.user_error import ComponentError
 
 SPANS = (("inbox.get", "wait for work"), ("work", "work"), ("step", lambda split: f"step {split}"),
          ("state.save", "save"))
@@ -20,20 +16,12 @@ WAITING, WORKING, STEPPING, SAVING = range(4)
 TIMEOUT = 10.0
 
 
-class Clock:
-    """A clock that stands still until told to go on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
-        self.now = 100.0
-        for module in modules:
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
-
-
 class Rig:
     """A watch over one component, looked at twice a second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: float) -> None:
-        self.clock = Clock(monkeypatch, pulse)
+        self.now = 100.0
+        monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.watch = Watch([SPANS], TIMEOUT, **{"step_timeout_sec": 3.0, "start_sec": 5.0} | settings)
         self.row = np.array([[1, BETWEEN, 0]])
 
@@ -41,7 +29,7 @@ class Rig:
         """Return after how many seconds it is said to hang, and as what; None: never."""
         self.row[0, 1] = doing
         for half in range(int(2 * most)):
-            self.clock.now += 0.5
+            self.now += 0.5
             self.row[0, 0] += counts
             if found := self.watch.look(self.row, [has_mail]):
                 assert found[0].index == 0
@@ -76,7 +64,7 @@ def test_time_asleep_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
     rig.watch.look(rig.row, [False])
     for _ in range(9):
-        rig.clock.now += 10_000
+        rig.now += 10_000
         assert not rig.watch.look(rig.row, [True])
 
 
@@ -113,41 +101,3 @@ def test_a_component_notes_what_it_does() -> None:
     component.work()
     assert component.seen == [[1, WORKING, 0], [2, WAITING, 1], [2, WORKING, 1]]
     assert component.row.tolist() == [2, BETWEEN, 1]
-
-
-# ---- counting --------------------------------------------------------------------------------------------------------
-
-
-def make_recovery(monkeypatch: pytest.MonkeyPatch, clock: Clock | None, *, mail: bool = False,
-                  **settings: float) -> Recovery:
-    cfg = make_config({"env": "test", "device": "cpu", "max_restarts": 2, "restart_window_sec": 100.0} | settings)
-    components = [SimpleNamespace(name="evaluator", role="evaluator", number=0, inbox=None, make=Component),
-                  SimpleNamespace(name="learner", role="learner", number=0, inbox=None, make=Component)]
-    policy = SimpleNamespace(trajectories_done=SimpleNamespace(empty=lambda: not mail))
-    crew = SimpleNamespace(end=lambda index: None, processes=[SimpleNamespace(pid=0)] * 2)
-    buffers = SimpleNamespace(policies=[policy], pulses=torch.ones(2, 3, dtype=torch.int64),
-                              worker_inboxes=[], goal=torch.zeros(1))
-    made = Recovery(cfg, buffers, crew, components, Sampling(buffers), lambda *words, **how: None)
-    monkeypatch.setattr(made, "_replace", lambda component: None)
-    return made
-
-
-@pytest.mark.parametrize("mail", [False, True])
-def test_a_run_that_stands_still_blames_a_batcher_or_ends(monkeypatch: pytest.MonkeyPatch, *, mail: bool) -> None:
-    clock = Clock(monkeypatch, pulse, recovery)
-    made = make_recovery(monkeypatch, clock, mail=mail, stall_timeout_sec=10.0)
-    made.sampling.resume(goal=1000)
-    for component in made.components:
-        component.inbox = SimpleNamespace(empty=lambda: True)
-    made.watch.seconds_still = 19.9
-    made.watch.work = 0
-    monkeypatch.setattr(made.watch, "look", lambda *_: [])
-    clock.now += 0.5
-    assert made.find_hung() == []
-    made.watch.seconds_still, clock.now = 20.1, clock.now + 0.5
-    if mail:
-        assert [failure.why for failure in made.find_hung()] == [
-            "learner hangs: it has taken no trajectories for 20 s (--stall_timeout_sec)"]
-    else:
-        with pytest.raises(ComponentError, match="nobody has done anything for 20 s: all wait for one another"):
-            made.find_hung()

@@ -1,6 +1,5 @@
 """Tests of the replay: its sum tree, its n-step returns, its frames, what is drawn, saved and forgotten."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor
 from algorithm import Loss
 from apex import APEX, ApeX
 from replay import Drawn, Replay, layout, n_step
-from runtime.run_folder import configure
 from runtime.sum_tree import SumTree
 from runtime.user_error import UserError
 from shared_buffers import Spec, num_bytes
@@ -375,27 +373,3 @@ def test_a_replay_of_other_settings_is_refused_when_resuming(tmp_path: Any) -> N
 # ---- settings ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"batch_size": 512, "num_batches_per_epoch": 4, "replay_warmup": 1000},
-     r"= 2048 is more than the --replay_warmup=1000 .* use --replay_warmup=2048"),
-    ({"num_epochs": 2}, "has no use for --num_epochs=2; leave it at 1"),
-    ({"lr_schedule": "kl_adaptive"}, "--lr_schedule=kl_adaptive needs a distribution"),
-    ({"n_step": 20}, "--n_step=20 is longer than a trajectory, .*; use at most --n_step=16"),
-])
-def test_what_a_replay_cannot_do_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        configure({"env": "CartPole-v1", "algo": "apex"} | settings)
-    assert "\n" not in str(error.value)
-
-
-def test_a_replay_larger_than_memory_is_refused_with_the_size_that_fits(tmp_path: Any) -> None:
-    with pytest.raises(UserError, match=r"--replay_size=1\d{11} takes [\d,]+ bytes .* use at most --replay_s") as error:
-        APEX("CartPole-v1", replay_size=100_000_000_000, train_dir=str(tmp_path / "runs"))
-    assert not (tmp_path / "runs").exists()
-    fits = int(str(error.value).rsplit("=", 1)[1])
-    algorithm = ApeX(configure({"env": "CartPole-v1", "algo": "apex", "replay_size": fits, "replay_warmup": 1024}))
-    specs = {"obs/obs": Spec((17, 4), torch.float32), "actions": Spec((16, 1), torch.float32)}
-    named, others, free = (int(number.replace(",", "")) for number in re.findall(r"\d+(?:,\d{3})+", str(error.value)))
-    larger = dataclasses.replace(algorithm.cfg, replay_size=100_000_000_000)
-    assert ApeX(larger).bytes_of_feed(specs) == named
-    assert 0.6 * (free - others) < algorithm.bytes_of_feed(specs) <= free - others

@@ -250,15 +250,10 @@ def test_the_arguments_of_asynrl_work_as_documented(tmp_path: Path) -> None:
 # ---- what dies meanwhile ---------------------------------------------------------------------------------------------
 
 
-def test_who_dies_while_the_others_pause_finish_or_load_is_replaced_and_does_it(tmp_path: Path) -> None:
+def test_who_dies_while_the_others_pause_or_finish_is_replaced_and_does_it(tmp_path: Path) -> None:
     def kill(role: str) -> None:
         index = next(index for index, component in enumerate(appo.components) if component.role == role)
         os.kill(appo.crew.processes[index].pid, signal.SIGKILL)
-
-    def send_and_kill(policy: int, kind: int, *more: int) -> None:
-        send(policy, kind, *more)
-        if kind == LOAD and appo.records.num_replaced < 3:
-            kill("learner")
 
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SMALL) as appo:
         for role in ("rollout_worker", "learner"):
@@ -273,9 +268,5 @@ def test_who_dies_while_the_others_pause_finish_or_load_is_replaced_and_does_it(
             appo.train(10_000, should_stop=stop_and_kill)
             assert appo.sampling.is_paused()
             assert (appo.buffers.slot_place == WITH_WORKER).all()
-        given = {name: torch.full_like(tensor, 0.125) for name, tensor in appo.get_parameters()[0].items()}
-        send, appo.commands.send = appo.commands.send, send_and_kill
-        appo.set_parameters(given)
-        assert appo.records.num_replaced == 3
-        assert all((tensor == 0.125).all() for tensor in appo.get_parameters()[0].values())
+        assert appo.records.num_replaced == 2
         assert appo.train(500)["sgd_steps"] > 0

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from config import Config
-from envs.flat_spaces import ACTION_MASK, num_options
+from envs.flat_spaces import num_options
 from reducer import ALONE, Reducer
 from runtime.user_error import UserError
 from vtrace import backward_sum
@@ -28,11 +28,6 @@ def expand(space: spaces.Space, obs: Tensor) -> Tensor:
 def one_hot(indices: Tensor, n: int) -> Tensor:
     """Return one-hot vectors [B, n] uint8 of indices [B]; PyTorch's own are int64, eight times as large."""
     return torch.zeros(indices.shape[0], n, dtype=torch.uint8, device=indices.device).scatter_(1, indices[:, None], 1)
-
-
-def one_hot_bytes(obs_space: dict[str, spaces.Space]) -> int:
-    """Count the bytes that the one-hot vectors of one observation take, as uint8 and as float32."""
-    return sum(5 * n for name, space in obs_space.items() if name != ACTION_MASK for n in num_options(space))
 
 
 def expanded_space(space: spaces.Space) -> spaces.Box:

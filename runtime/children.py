@@ -7,6 +7,7 @@ one core while the main process does the same on another.
 import contextlib
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -17,7 +18,6 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import ModuleType
 
-from runtime.container import allow_descriptors
 from runtime.guard import RUN, remove_at_end
 from runtime.ranks import take_share_of_cores
 from runtime.stop import SIGNALS
@@ -39,7 +39,7 @@ def start_server() -> ForkServerContext:
     server ends with this process.
     """
     take_share_of_cores()
-    allow_descriptors(4096)  # more than any run needs, which is checked in `memory.py`
+    allow_descriptors(4096)  # more than any run needs
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
     context = multiprocessing.get_context("forkserver")
     # every optimizer imports the last one, 1 s: once here, not in each learner
@@ -62,6 +62,13 @@ def start_server() -> ForkServerContext:
             os.close(here)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+def allow_descriptors(needed: int) -> None:
+    """Allow this process, and those that it will start, so many open files, or as many as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
 
 
 @contextlib.contextmanager

@@ -19,17 +19,7 @@ from runtime import checkpoint, ranks
 from runtime.children import start_server
 from runtime.crew import Component, Processes
 from runtime.machine import choose_cores, choose_device
-from runtime.memory import (
-    available_memory,
-    available_shared_memory,
-    check_memory,
-    check_one_hot,
-    check_processes,
-    check_shared_memory,
-    estimate_memory,
-    replay_bytes,
-    weights_that_fit,
-)
+from runtime.memory import check_memory, count_bytes
 from runtime.pulse import START_SEC
 from runtime.run_folder import ANOTHER, changes
 from runtime.seeding import NETWORK, derive_seed
@@ -45,8 +35,8 @@ class Plan(NamedTuple):
 
     info: EnvInfo
     cores: list[int | None]  # to which rollout workers are bound
-    num_bytes: int  # of memory that the run needs, about
-    replay_bytes: int  # of them, exactly, those of replays
+    num_bytes: int  # of memory that the run allocates
+    replay_bytes: int  # of them, those of replays
     # of each policy
     devices: list[torch.device]
     kinds: list[int]
@@ -76,24 +66,18 @@ def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
         store_prefix: where the ranks find each other.
     """
     devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
-    available = available_memory(store_prefix)
-    check_processes(cfg, available)
     info = probe(cfg) if cfg.serial_mode else probe_in_child(cfg)
     if cfg.self_play_past_fraction and len(info.agents) < 2:
         raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
                         "agent")
-    check_one_hot(cfg, info, available)
     kinds = assign_kinds(cfg, info)
-    with weights_that_fit(cfg, devices[0].type == "cpu", available):
-        models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
-                                                for policy, kind in enumerate(kinds)), strict=True))
+    models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
+                                                     for policy, kind in enumerate(kinds)), strict=True))
     check_num_slots(cfg, len(info.agents))
-    needed = [estimate_memory(cfg, info, kinds[:count], models[:count], devices[:count])
-              for count in range(1, cfg.num_policies + 1)]
-    replays = replay_bytes(cfg, info, kinds, models)
-    check_memory(cfg, needed, available, replays)
-    check_shared_memory(cfg, info, kinds, models, devices, available_shared_memory(store_prefix))
-    return Plan(info, choose_cores(cfg), needed[-1], replays, devices, kinds, models, paths, states, damaged)
+    shared, datasets, replays = count_bytes(cfg, info, kinds, models, devices)
+    check_memory(cfg, shared, datasets, replays, store_prefix)
+    return Plan(info, choose_cores(cfg), shared + datasets + replays, replays, devices, kinds, models, paths, states,
+                damaged)
 
 
 class Probe:

@@ -205,17 +205,6 @@ def test_what_is_in_the_way_is_told_in_one_line(tmp_path: Path, name: str) -> No
         make(tmp_path)
 
 
-LIMITED = f"ulimit -f 1000; exec {sys.executable} train.py --env CartPole-v1 --num_workers 1 --device cpu --train_dir "
-
-
-def test_a_limit_of_files_is_told_in_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(["bash", "-c", LIMITED + str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
-                          check=False, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith("train.py: the run needs 1.1 MB of shared memory, the system allows files of 1.0 MB;")
-    assert done.stderr.endswith("enter `ulimit -f unlimited` before\n")
-
-
 # ---- a folder that cannot be written -----------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from policy_worker import PolicyWorker
 from reducer import Reducer
 from runtime import checkpoint
 from runtime.inbox import SLOTS, SPLIT
+from runtime.user_error import UserError
 from shared_buffers import HANDED_IN
 from vtrace import gae, vtrace
 from weights import CURRENT

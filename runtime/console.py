@@ -1,8 +1,27 @@
 """The console, which may go away: a closed terminal or pipe ends the output, not the training."""
 
+import io
 import os
 import shutil
 import sys
+
+
+class Forgiving(io.FileIO):
+    """A file that loses what it cannot write."""
+
+    def write(self, data: bytes) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def forgive() -> None:
+    """Let nothing that is printed in this process fail: environments print, too."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is not None:
+            file = io.BufferedWriter(Forgiving(number, "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(file, line_buffering=True))
 
 
 def say(text: str, end: str = "\n") -> None:

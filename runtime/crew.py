@@ -27,6 +27,7 @@ import torch
 
 from runtime import pulse
 from runtime.children import hiding_the_script, start_server, wake_server
+from runtime.console import forgive
 from runtime.guard import COMPONENT, signal_with_programs
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
@@ -338,9 +339,10 @@ def describe(error: BaseException) -> str:
 
 
 def enter_child(name: str) -> None:
-    """Begin in a child process: nothing that happens to the group of the supervisor ends it."""
+    """Begin in a child process: nothing that happens to the console or to the group of the supervisor ends it."""
     leave_with_parent(name)
     leave_stopping_to_the_supervisor()
+    forgive()
 
 
 def leave_with_parent(name: str) -> None:

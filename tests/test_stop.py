@@ -133,11 +133,22 @@ def test_handlers_of_others_stay_and_other_threads_have_none() -> None:
 # ---- consoles ----------------------------------------------------------------------------------------------------
 
 
+PRINTS = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Prints(CartPoleEnv):
+    def reset(self, **kwargs):
+        print("another episode", flush=True)
+        return super().reset(**kwargs)
+"""
+
+
 @pytest.mark.parametrize("redirect", ["| head -1", "> /dev/full"])
 def test_an_output_that_nobody_takes_stops_nothing(tmp_path: Path, redirect: str) -> None:
-    line = " ".join(command(tmp_path, *SHORT, "--serial_mode"))
+    (tmp_path / "prints.py").write_text(PRINTS)
+    line = " ".join(command(tmp_path, *SHORT[1:], "--env=prints:Prints", "--max_restarts=0"))
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {line} {redirect}"], capture_output=True, text=True,
-                          check=False, timeout=120)
+                          check=False, timeout=120, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stderr) == (0, "")
     assert read_summary(tmp_path / "first")["env_steps"] >= 1000
     assert "1,0" in (tmp_path / "first" / "log.txt").read_text().splitlines()[-1]

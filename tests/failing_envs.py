@@ -89,11 +89,6 @@ class NanAfterReset(Steady):
         return super().observe() + (math.nan if self.fails_in(FAILING_RESET) else 0)
 
 
-class NanAtFirst(Steady):
-    def observe(self) -> np.ndarray:
-        return super().observe() + (math.nan if self.fails_in(0) else 0)
-
-
 class NanReward(Steady):
     def reward(self) -> float:
         return math.nan if self.fails_in(FAILING_STEP) else 1.0
@@ -102,11 +97,6 @@ class NanReward(Steady):
 class HugeReward(Steady):
     def reward(self) -> float:
         return 1e30 if self.fails_in(FAILING_STEP) else 1.0
-
-
-class HugeObservation(Steady):
-    def observe(self) -> np.ndarray:
-        return np.full(2, -1e30, np.float32) if self.fails_in(FAILING_STEP) else super().observe()
 
 
 class LargeReward(Steady):
@@ -158,13 +148,6 @@ class LateMask(Steady):
 
     def info(self) -> dict[str, Any]:
         return {"action_mask": np.ones(3, np.int8)} if self.t else {}
-
-
-class MaskOfNoChoices(Steady):
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
-
-    def info(self) -> dict[str, Any]:
-        return {"action_mask": np.ones(2, np.int8)}
 
 
 class GraphInDict(Steady):
@@ -220,11 +203,6 @@ class MakingRaises(Steady):
         raise KeyError("no such level")
 
 
-class MakingExits(Steady):
-    def __init__(self) -> None:
-        sys.exit("no licence")
-
-
 class MakingLeaves(Steady):
     def __init__(self) -> None:
         os._exit(3)
@@ -246,20 +224,6 @@ class StepExits(Steady):
         sys.exit(0)
 
 
-class StepStops(Steady):
-    """Raises what a generator may not raise."""
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return next(iter([]))
-
-
-class NoInfos(Steady):
-    """Resets as in the gym of old."""
-
-    def reset(self, **kwargs: Any) -> Any:
-        return super().reset(**kwargs)[0]
-
-
 class ClosingRaises(Steady):
     def close(self) -> None:
         raise OSError("the lid is stuck")
@@ -268,4 +232,3 @@ class ClosingRaises(Steady):
 # ---- functions that make environments --------------------------------------------------------------------------------
 
 
-not_callable = 5

@@ -54,6 +54,8 @@ def look(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
     (odd(step=returns(OBS, None, False, False, {})), "step 1: reward is not finite"),
     (odd(step=returns(OBS, 1.0, None, False, {})), "terminated None and truncated False must be True or False"),
     (odd(step=returns(OBS, 1.0, False, 0.5, {})), "terminated False and truncated 0.5 must be True or False"),
+    (odd(step=returns(OBS, 1.0, False, False, {"true_objective": np.inf})), "info['true_objective'] is inf; it must"),
+    (odd(step=returns(OBS, 1.0, False, False, {"true_objective": "much"})), "step 1: step() raised ValueError"),
     (odd(shows=np.zeros(3)), "observation 'obs' is float64 of shape (3,); its space is Box(-1.0, 1.0, (2,)"),
     (odd(shows=None), "observation 'obs' is object of shape ()"),
     (odd(shows=np.zeros((16, 16, 3)), observation_space=IMAGE), "observation 'obs' is float64 of shape (16, 16, 3)"),

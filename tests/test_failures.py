@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from failing_envs import FAILING_RESET, FAILING_SEED, FAILING_STEP, SEED
 from parts import learners
@@ -61,7 +60,6 @@ def command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Calla
     ("NanAfterReset", FAILING_RESET, "observation 'obs' is not finite: [nan nan]"),
     ("NanReward", FAILING_STEP, "reward is not finite: nan"),
     ("HugeReward", FAILING_STEP, "reward is out of range: 1e+30; use --reward_clip, or a smaller --reward_scale"),
-    ("HugeObservation", FAILING_STEP, "observation 'obs' is out of range: [-1.e+30 -1.e+30]"),
     ("StepRaises", FAILING_STEP, "step() raised ValueError: the wheel came off"),
     ("ResetRaises", FAILING_RESET, "reset() raised KeyError: 'no more levels'"),
     ("NothingAllowedInObservation", FAILING_STEP, "the action mask forbids every action"),
@@ -84,38 +82,14 @@ def test_nothing_overflows_when_clipped_or_scaled_or_just_below_what_is_refused(
         assert all(tensor.isfinite().all() for tensor in learners(appo)[0].model.state_dict().values())
 
 
-def test_first_observation_is_checked() -> None:
-    env = make("NanAtFirst")
-    env.reset(FAILING_SEED + 1)
-    with pytest.raises(EnvironmentFailure, match=f"NanAtFirst, seed {FAILING_SEED}, step 0: observation 'obs'"):
-        env.reset(FAILING_SEED - 1)
-
-
-@pytest.mark.parametrize("name", ["NanReward", "StepRaises", "ResetRaises"])
-def test_steps_are_counted_from_the_last_seeded_reset(name: str) -> None:
-    env = make(name, 1)
-    for _ in range(2):
-        env.reset(FAILING_SEED + 1)
-        for _ in range(3):
-            env.step([np.zeros((1, 1), np.float32)])
-    env.reset(FAILING_SEED)
-    with pytest.raises(EnvironmentFailure, match=f"step {FAILING_RESET if name == 'ResetRaises' else FAILING_STEP}:"):
-        for _ in range(2 * FAILING_RESET):
-            env.step([np.zeros((1, 1), np.float32)])
-
-
 # ---- masks and spaces ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "fragments"), [
-    ("MaskOfNoChoices", ["gives action masks", "has no choices to mask"]),
-    ("GraphInDict", ["observation 'map' is Graph(", "supported are Box"]),
-])
-def test_spaces_and_masks_that_cannot_be_used_are_refused_with_one_line(
-        command: Callable[..., tuple[int, str]], tmp_path: Path, name: str, fragments: list[str]) -> None:
-    status, error = command(f"failing_envs:{name}", "--serial_mode")
+def test_a_space_that_cannot_be_used_is_refused_with_one_line(
+        command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    status, error = command("failing_envs:GraphInDict", "--serial_mode")
     assert status == 2
-    assert_one_line(error, fragments)
+    assert_one_line(error, ["observation 'map' is Graph(", "supported are Box"])
     assert not list(tmp_path.iterdir()), "nothing was written"
 
 
@@ -139,12 +113,9 @@ ALONE = ("MakingLeaves", "MakingCrashes", "StepExits")  # the first two would en
 
 @pytest.mark.parametrize(("name", "line"), [
     ("MakingRaises", "--env=failing_envs:MakingRaises cannot be made: KeyError: 'no such level'"),
-    ("MakingExits", "--env=failing_envs:MakingExits cannot be made: SystemExit: no licence"),
     ("MakingLeaves", "probe of failing_envs:MakingLeaves left with status 3"),
     ("MakingCrashes", "probe of failing_envs:MakingCrashes was killed by SIGSEGV"),
-    ("NoInfos", "step 0: reset() raised TypeError: it must return observation, info (a dict)"),
     ("StepExits", "step 1: step() raised SystemExit: 0"),
-    ("StepStops", "step 1: step() raised StopIteration: "),
     ("ClosingRaises", "step 1: close() raised OSError: the lid is stuck"),
 ])
 def test_whatever_an_environment_does_is_told_in_one_line(
@@ -153,7 +124,7 @@ def test_whatever_an_environment_does_is_told_in_one_line(
     status, error = command(f"failing_envs:{name}", mode, "--max_restarts=0")
     assert status == 1
     assert line in error.rstrip("\n").splitlines()[-1]
-    if "raised" in line and name != "NoInfos":  # in the environment's own code, wherever that ran
+    if "raised" in line:  # in the environment's own code, wherever that ran
         assert 'failing_envs.py", line' in error
 
 
@@ -183,11 +154,17 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.mark.parametrize(("package", "env_id", "install"), [
     ("vizdoom", "VizdoomBasic-v1", "pip install vizdoom"),
+    ("minigrid", "BabyAI-GoToLocal-v0", "pip install minigrid"),
+    ("popgym", "popgym-RepeatFirstEasy-v0", "pip install popgym"),
+    ("pettingzoo", "pettingzoo:classic.rps_v2", "pip install pettingzoo"),
+    ("mpe2", "pettingzoo:mpe2.simple_v3", "pip install mpe2"),
     ("ale_py", "PongNoFrameskip-v4", "pip install ale-py"),
     ("mujoco", "HalfCheetah-v5", "pip install 'gymnasium[mujoco]'"),
 ])
 def test_missing_package_is_one_line_with_the_command_that_installs_it(
         hide: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, package: str, env_id: str, install: str) -> None:
+    if package == "mpe2":
+        pytest.importorskip("pettingzoo")
     hide(package)
     if package == "mujoco":  # gymnasium's own modules are there, but cannot be imported
         for name in [name for name in sys.modules if name.startswith(f"gymnasium.envs.{package.lower()}.")]:

@@ -122,10 +122,11 @@ class Run:
         return [f"process {member.pid}" for member in self.members()] + shm + files
 
     def kill(self) -> None:
-        """Kill all its processes."""
+        """Kill all its processes but the guard, which cleans up."""
         for member in self.members():
             with contextlib.suppress(psutil.Error):
-                member.kill()
+                if "guard.py" not in " ".join(member.cmdline()):
+                    member.kill()
 
 
 # ---- faults that a run must survive: each returns whom the log should blame ------------------------------------------

@@ -18,6 +18,7 @@ import ctypes
 import multiprocessing
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from gymnasium.envs.classic_control import CartPoleEnv

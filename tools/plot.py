@@ -68,8 +68,8 @@ def mean_curve(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np
 def read_setting(run_dir: Path) -> str:
     """Read what a run has in common with those of other seeds; without its settings it is alone."""
     try:
-        settings = json.loads((run_dir / "config.json").read_text())
-    except (OSError, ValueError):
+        settings = dict(json.loads((run_dir / "config.json").read_text()))
+    except (OSError, ValueError, TypeError):
         return str(run_dir)
     return json.dumps({name: value for name, value in settings.items() if name not in OF_ONE_RUN}, sort_keys=True)
 

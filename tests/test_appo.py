@@ -29,6 +29,7 @@ from runtime.run_folder import prepare_run_dir
 from runtime.user_error import ComponentError, UserError
 from shared_buffers import Spec
 from supervisor import Supervisor
+from trainer import Trainer
 
 CLOCK = {"wall_sec", "fps"}
 SMALL: dict[str, Any] = {
@@ -113,7 +114,7 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
 @pytest.mark.parametrize(("settings", "fragments"), [
     ({"algo": "apo"}, ["--algo=apo is unknown (did you mean appo?)"]),
     ({"algo": "test_appo:TakenColumn", "experiment": "new"}, ["every trajectory has valid already"]),
-    ({"algo": "test_learner:PolicyGradient"}, ["holds a run of --algo=appo, not of test_learner:PolicyGradient"])])
+    ({"algo": "rig:PolicyGradient"}, ["holds a run of --algo=appo, not of rig:PolicyGradient"])])
 def test_another_algorithm_is_refused_with_one_line(tmp_path: Path, settings: dict[str, Any],
                                                     fragments: list[str]) -> None:
     first = run(tmp_path)
@@ -219,10 +220,11 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env", "goal"), [("CartPole-v1", 475.0), ("Pendulum-v1", -300.0)])
-def test_learns_with_the_default_settings(tmp_path: Path, env: str, goal: float) -> None:
+@pytest.mark.parametrize(("env", "algo", "goal"), [
+    ("CartPole-v1", "appo", 475.0), ("Pendulum-v1", "appo", -300.0), ("CartPole-v1", "impala", 475.0)])
+def test_learns_with_the_default_settings(tmp_path: Path, env: str, algo: str, goal: float) -> None:
     """Train as `python train.py --env ENV` does, until the mean return of the last 100 episodes reaches the goal."""
-    with APPO(env, train_dir=str(tmp_path), num_workers=2) as appo:
-        records = appo.records.policies[0]
-        appo.train(should_stop=lambda: len(records.returns) == 100 and records.mean_return >= goal)
-        assert records.mean_return >= goal, f"{appo.env_steps} env_steps"
+    with Trainer(env, algo=algo, train_dir=str(tmp_path), num_workers=2) as system:
+        records = system.records.policies[0]
+        system.train(should_stop=lambda: len(records.returns) == 100 and records.mean_return >= goal)
+        assert records.mean_return >= goal, f"{system.env_steps} env_steps"

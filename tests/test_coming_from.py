@@ -1,4 +1,4 @@
-"""docs/coming_from.md: our settings, defaults and losses are as it says, its commands have its table's numbers.
+"""docs/coming_from.md: our settings, defaults and losses are as it says, its commands are ours.
 
 What it says of the other systems was read in their source; they are not installed here.
 """
@@ -16,7 +16,6 @@ import torch
 import evaluate
 from appo import Settings
 from config import Config, make_config
-from encoders import NONLINEARITIES
 from envs.families import profile
 from losses import clipped_value_error, ppo_objective
 from runtime.command_line import make_parser
@@ -29,19 +28,6 @@ OF_EVALUATE = {flag.removeprefix("--") for action in evaluate.make_arguments()._
                for flag in action.option_strings}
 MACHINE = Machine(cores=2, num_gpus=0)  # of the columns that end in "here"
 ENVS = {"Pong": "PongNoFrameskip-v4", "HalfCheetah": "HalfCheetah-v5", "CartPole": "CartPole-v1"}
-# commands of "Their hyperparameters here": whose column, which of its numbers, and what the page says is another here
-REPEATED: dict[str, tuple[str, int, dict[str, float]]] = {
-    "sf_atari": ("Sample Factory", 1, {"train_for_env_steps": 2.5e6}),  # frames
-    "sf_mujoco": ("Sample Factory", 2, {}),
-    "cleanrl_atari": ("CleanRL", 0, {"value_loss_coeff": 0.25}),
-    "cleanrl_mujoco": ("CleanRL", 1, {"value_loss_coeff": 0.25, "rollout": 64}),
-    "sb3": ("SB3", 0, {"rollout": 64}),
-    "rllib_ppo": ("RLlib", 0, {"rollout": 64, "ppo_clip_value": 0}),
-    "rllib_appo": ("RLlib", 1, {"value_loss_coeff": 0.25, "num_epochs": 2, "batch_size": 500}),
-}
-COMPARED = ("train_for_env_steps", "rollout", "batch_size", "num_epochs", "learning_rate", "gamma", "gae_lambda",
-            "ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "exploration_loss_coeff", "kl_loss_coeff",
-            "max_grad_norm", "adam_eps")
 
 
 def table(first: str) -> list[dict[str, str]]:
@@ -109,35 +95,6 @@ def test_a_command_is_one_of_ours_and_possible(command: list[str]) -> None:
     cfg = config_of(command)
     assert cfg.experiment
     check_num_slots(cfg, num_agents=1)  # with --async_rl=False also that a dataset has one trajectory of each
-
-
-def test_runs_do_not_resume_one_another() -> None:
-    trained = [config_of(command).experiment for command in commands() if command[1] == "train.py"]
-    assert len({*trained}) == len(trained)
-
-
-@pytest.mark.parametrize("name", REPEATED)
-def test_a_command_has_the_numbers_that_the_table_gives_for_theirs(name: str) -> None:
-    cfg = next(config_of(command) for command in commands() if name in command)
-    column, place, others = REPEATED[name]
-
-    def cell(setting: str) -> str:
-        """Return what the table says, without the other system's names; one value counts for all its scripts."""
-        values = re.sub(r"`[^`]*`", "", SETTINGS[setting][column]).split(";")
-        return values[place if len(values) > 1 else 0].strip()
-
-    compared = 0
-    for setting in COMPARED:
-        number = re.search(r"\d[\d,.]*(e-?\d+)?", cell(setting).replace("None", "0").replace("off", "0"))
-        expected = others.get(setting, float(number[0].rstrip(",").replace(",", "")) if number else None)
-        if expected is not None:
-            assert getattr(cfg, setting) == expected, setting
-            compared += 1
-    assert compared >= 11
-    assert cell("lr_schedule") in (cfg.lr_schedule, "a function" if name == "sb3" else ": to 0", "")
-    assert next(word for word in re.findall(r"\w+", cell("nonlinearity")) if word in NONLINEARITIES) == cfg.nonlinearity
-    if "Pong" not in cfg.env:
-        assert equals(cell("encoder_mlp_layers"), cfg.encoder_mlp_layers)
 
 
 def test_flags_of_sample_factory_that_the_page_calls_something_else_are_none_here() -> None:

@@ -195,18 +195,6 @@ def test_mission_comes_as_the_set_of_its_words() -> None:
     env.close()
 
 
-def test_images_in_a_dict_are_resized_and_the_rest_is_left_alone() -> None:
-    pytest.importorskip("vizdoom")
-    env = make("VizdoomBasic-v1", res_w=32, res_h=18)
-    (obs,) = env.reset(0).obs
-    assert env.kinds[0].obs_space["screen"].shape == (18, 32, 3)
-    assert obs["screen"].shape == (2, 18, 32, 3)
-    assert obs["screen"].dtype == np.uint8
-    assert obs["screen"].std() > 1, "it shows something"
-    assert obs["gamevariables"].shape == (2, 1)
-    env.close()
-
-
 def test_cells_of_minigrid_become_planes_and_are_not_resized() -> None:
     minigrid = pytest.importorskip("minigrid")
     env = make("MiniGrid-Empty-5x5-v0", 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from one_policy import CPU
-from test_learner import Rig
+from rig import Rig
 from torch import nn
 
 from learner import Learner

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from test_learner import Rig, clone
+from rig import Rig, clone
 from torch import Tensor
 from torch.distributed import TCPStore
 

@@ -348,22 +348,6 @@ def test_refusal_is_status_2_and_one_line_of_the_real_command(run_dir: Path) -> 
     assert contents(run_dir.parent) == before
 
 
-DAMAGES = {
-    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "empty": lambda path: path.write_bytes(b""),
-    "other data": lambda path: torch.save({"weights": torch.zeros(3)}, path)}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_checkpoint_is_refused(refuse: Callable[..., str], run_dir: Path,
-                                       damage: Callable[[Path], Any]) -> None:
-    path = find_checkpoint(run_dir)
-    damage(path)
-    line = refuse(f"--train_dir={run_dir.parent}", *SMALL)
-    assert str(path) in line
-    assert "damaged" in line
-
-
 UNREADABLE = r"first/config\.json (cannot be read|holds no settings).*; use --restart_behavior=restart to begin anew"
 
 

@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import queue
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,124 +12,21 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from one_policy import CPU, drain, make_buffers
+from one_policy import drain
+from rig import CONTINUOUS, DISCRETE, TRAJECTORIES, Rig, clone
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Loss
-from appo import AsyncPPO
-from config import make_config
-from feed import Batch
 from learner import Learner
 from losses import MaskedMean, clipped_value_error, describe, held_ratios, normalize_advantages, ppo_objective
-from model import ActorCritic, make_model
+from model import ActorCritic
 from normalizers import ReturnNormalizer
-from policy_worker import PolicyWorker
 from reducer import Reducer
 from runtime import checkpoint
-from runtime.inbox import SLOTS, SPLIT
+from runtime.inbox import SLOTS
 from runtime.user_error import UserError
 from shared_buffers import HANDED_IN
 from vtrace import gae, vtrace
 from weights import CURRENT
-
-OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
-DISCRETE = spaces.Discrete(3)
-CONTINUOUS = spaces.Box(-1, 1, (2,), np.float32)
-TRAJECTORIES = 4  # of one minibatch
-
-
-class Rig:
-    """A learner, the buffers it shares, a policy worker, and whatever the learner reported."""
-
-    def __init__(self, action_space: spaces.Space = DISCRETE, resume_from: Path | None = None,
-                 **settings: Any) -> None:
-        defaults = {"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": TRAJECTORIES,
-                    "worker_num_splits": 1, "rollout": 8, "batch_size": 8 * TRAJECTORIES, "learning_rate": 1e-3,
-                    "encoder_mlp_layers": (16,), "serial_mode": True}
-        self.cfg = make_config(defaults, settings)
-        torch.manual_seed(self.cfg.seed)
-        model = make_model(self.cfg, OBS_SPACE, action_space)
-        state = checkpoint.load_checkpoint(resume_from) if resume_from else None
-        if state is not None:
-            model.load_state_dict(state["model"])
-        self.buffers = make_buffers(self.cfg, OBS_SPACE, action_space, model)
-        self.shared, self.trajectories = self.buffers.policies[0], self.buffers.trajectories_of(0)
-        if state is not None:
-            self.buffers.env_steps[0] = state["env_steps"]
-            self.shared.weights.publish(model, state["sgd_steps"])
-        self.reports: list[tuple] = []
-        self.learner = Learner(self.cfg, self.buffers, 0, 0, CPU, resume_from, self.reports.append)
-        self.state, self.feed = self.learner.state, self.learner.feed
-        self.policy_worker = PolicyWorker(self.cfg, self.buffers, 0, CPU)
-
-    def act(self, slots: list[int], seed: int = 0, end: float = 0.15) -> None:
-        """Fill slots with trajectories of random observations and rewards, acted by the newest weights."""
-        assert len(slots) == self.buffers.agent_slot.numel()
-        rng = torch.Generator().manual_seed(seed)
-        data = self.trajectories
-        shape = (len(slots), self.cfg.rollout)
-        data["obs/obs"][slots] = 2 * torch.randn(len(slots), self.cfg.rollout + 1, 4, generator=rng) + 1
-        data["rewards"][slots] = torch.randn(shape, generator=rng)
-        self.buffers.awaited_policy.fill_(0)
-        self.buffers.agent_slot[:] = torch.tensor(slots).view_as(self.buffers.agent_slot)
-        torch.manual_seed(seed)
-        resetting = torch.zeros(len(slots), dtype=torch.bool)
-        data["new_episode"][slots, 0] = True
-        for t in range(self.cfg.rollout):
-            self.buffers.agent_t[:] = t
-            self.buffers.asked[:] += 1
-            self.policy_worker.serve([(SPLIT, split) for split in range(self.cfg.num_splits)])
-            ends = torch.rand(len(slots), generator=rng)
-            data["terminated"][slots, t] = ~resetting & (ends < end)
-            data["truncated"][slots, t] = ~resetting & (end <= ends) & (ends < 2 * end)
-            data["valid"][slots, t] = ~resetting
-            data["new_episode"][slots, t + 1] = resetting
-            resetting = data["terminated"][slots, t] | data["truncated"][slots, t]
-        for inbox in self.buffers.worker_inboxes:
-            drain(inbox)
-
-    def minibatch(self, seed: int = 0, end: float = 0.15) -> dict[str, Tensor]:
-        """Return fresh trajectories, [B, T(+1), ...], as `loss` and `sgd_step` take them."""
-        slots = list(range(TRAJECTORIES))
-        self.act(slots, seed, end)
-        data = {name: tensor[slots].clone() for name, tensor in self.trajectories.items()}
-        if not getattr(self.cfg, "with_vtrace", True):
-            data |= self.prepared(data)
-        return data
-
-    def prepared(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the learner adds to a dataset."""
-        with torch.no_grad():
-            return self.learner.algorithm.prepare(self.learner.model, clone(data), self.learner.ask)
-
-    def batch(self, seed: int = 0) -> Batch:
-        """Return a dataset of fresh trajectories, with the rows of the learner's next minibatches in order."""
-        batch = Batch(self.buffers.specs[0], self.cfg.trajectories_per_dataset)
-        for part in range(self.cfg.num_batches_per_epoch):
-            data = self.minibatch(seed + part)
-            for name, tensor in batch.tensors.items():
-                tensor[TRAJECTORIES * part : TRAJECTORIES * (part + 1)] = data[name]
-        return batch
-
-    def before_each_sgd_step(self, look: Callable[[dict[str, Tensor]], Any]) -> None:
-        """Call a function with the minibatch of every SGD step, just before it."""
-        sgd_step = self.learner.sgd_step
-
-        def step(data: dict[str, Tensor]) -> dict[str, Tensor]:
-            look(data)
-            return sgd_step(data)
-
-        self.learner.sgd_step = step
-
-    def trained(self) -> dict[str, float]:
-        """Return the last statistics that the learner reported."""
-        kind, policy, summary = self.reports[-1]
-        assert (kind, policy) == ("trained", 0)
-        return summary
-
-
-def clone(data: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in data.items()}
 
 
 def gradients(learner: Learner, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -827,19 +723,8 @@ def test_a_dataset_without_a_valid_row_changes_nothing() -> None:
     assert rig.feed.next_batch.qsize() == 1, "the next batch may be filled"
 
 
-class PolicyGradient(Algorithm):
-    """Has no use for the values."""
-
-    def targets(self, model: ActorCritic, outputs: tuple[Tensor, ...], data: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"targets": data["rewards"]}
-
-    def loss(self, model: ActorCritic, outputs: tuple[Tensor, ...], data: dict[str, Tensor], mean: MaskedMean) -> Loss:
-        total = -mean(model.distribution(outputs[0][:-1]).log_prob(data["actions"]) * data["targets"])
-        return Loss(total, {"loss": total})
-
-
 def test_a_loss_may_ignore_what_the_network_says() -> None:
-    rig = Rig(algo="test_learner:PolicyGradient")
+    rig = Rig(algo="rig:PolicyGradient")
     before = copy.deepcopy(rig.learner.model.state_dict())
     rig.learner.train(rig.batch())
     after = rig.learner.model.state_dict()
@@ -847,16 +732,8 @@ def test_a_loss_may_ignore_what_the_network_says() -> None:
     assert not torch.equal(before["policy_head.weight"], after["policy_head.weight"])
 
 
-class LeavesOut(AsyncPPO):
-    """Forgets a column that it has declared."""
-
-    def act(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], Tensor]:
-        columns, rnn_states = super().act(*args, **kwargs)
-        return {name: column for name, column in columns.items() if name != "values"}, rnn_states
-
-
 def test_a_column_that_is_missing_is_not_learned_from_as_zeros() -> None:
-    rig = Rig(algo="test_learner:LeavesOut")
+    rig = Rig(algo="rig:LeavesOut")
     with pytest.raises(ValueError, match=r"act\(\) must return action_parameters, actions, log_probs, values, not"):
         rig.act([0, 1, 2, 3])
 

@@ -1,7 +1,6 @@
 """Tests of `impala.py` and `a3c.py` against slow references in float64, written like the papers' equations."""
 
 import math
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +12,7 @@ from a3c import NStepGradient
 from appo import AsyncPPO
 from config import algorithm_class, make_config
 from distributions import ActionDistribution
-from impala import IMPALA, VTraceGradient
+from impala import VTraceGradient
 from losses import MaskedMean
 from normalizers import ReturnNormalizer
 from reducer import Reducer
@@ -200,12 +199,3 @@ def test_the_optimizer_is_the_one_that_was_chosen(algo: str) -> None:
         assert type(optimizer) is expected
         if name == "rmsprop":
             assert (optimizer.defaults["alpha"], optimizer.defaults["eps"]) == (0.99, 2e-5)
-
-
-@pytest.mark.slow
-def test_impala_learns_cartpole(tmp_path: Path) -> None:
-    """Train as `python train.py --env CartPole-v1 --algo impala` does, until the mean return reaches 475."""
-    with IMPALA("CartPole-v1", train_dir=str(tmp_path), num_workers=2) as impala:
-        records = impala.records.policies[0]
-        impala.train(should_stop=lambda: len(records.returns) == 100 and records.mean_return >= 475)
-        assert records.mean_return >= 475, f"{impala.env_steps} env_steps"

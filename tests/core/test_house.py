@@ -1,7 +1,7 @@
 """How large the house may be, in which order its files are read, and that each imports only from lower floors.
 
-Code lines are those without docstrings, comments and blank lines. `python tests/test_house.py FOLDER` counts those of
-any project, folder by folder.
+Code lines are those without docstrings, comments and blank lines. `python tests/core/test_house.py FOLDER` counts those
+of any project, folder by folder.
 """
 
 import ast
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 FOLDERS = (".", "envs", "runtime", "tools")
 ASIDE = ("tests", "docs", "examples")
 BESIDE = {"evaluate.py", "benchmark.py",  # commands

@@ -25,7 +25,16 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from envs.flat_spaces import ACTION_MASK, flatten_mask
-from envs.vector_env import RETURNS, TRUE_OBJECTIVE, AgentKind, Step, VectorEnv, check_obs, read_objective
+from envs.vector_env import (
+    RETURNS,
+    TRUE_OBJECTIVE,
+    AgentKind,
+    Step,
+    VectorEnv,
+    as_number,
+    check_obs,
+    read_objective,
+)
 from runtime.seeding import consecutive
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
@@ -186,7 +195,7 @@ class ParallelVectorEnv(VectorEnv):
                     terminated[m] = ended.get(agent, False) or (vanished and agent in left)
                     truncated[m] = cut.get(agent, False)
                     objectives[m] = read_objective(info, self._objective)
-                    rewards[m] = np.asarray(reward.get(agent, 0.0), np.float64).item()
+                    rewards[m] = as_number(reward.get(agent, 0.0))
                 if agent in obs:
                     kind_number = self.kind_of_agent[self._number[agent]]
                     kind = self.kinds[kind_number]

@@ -78,13 +78,17 @@ def check_returned(what: str, returned: Any) -> Sequence[Any]:
     obs, reward, terminated, truncated, info = returned
     if terminated not in (0, 1) or truncated not in (0, 1):
         raise TypeError(f"terminated {terminated!r} and truncated {truncated!r} must be True or False")
-    reward = reward if isinstance(reward, float) else np.asarray(reward, np.float64).item()
-    return obs, reward, bool(terminated), bool(truncated), info
+    return obs, as_number(reward), bool(terminated), bool(truncated), info
+
+
+def as_number(value: Any) -> float:
+    """Return a number that may come in an array of one. Raises `ValueError` or `TypeError` for anything else."""
+    return value if isinstance(value, float) else np.asarray(value, np.float64).item()
 
 
 def read_objective(info: Mapping[str, Any], key: str) -> float:
     """Return the true objective that an info tells; nan: none. Raises `ValueError` for infinity."""
-    value = np.nan if info.get(key) is None else np.asarray(info[key], np.float64).item()
+    value = np.nan if info.get(key) is None else as_number(info[key])
     if np.isinf(value):
         raise ValueError(f"info['{key}'] is {value}; it must be finite, or None")
     return value

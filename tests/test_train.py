@@ -318,8 +318,8 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
 @pytest.mark.parametrize(("argv", "fragments"), [
     ([], ["--env"]),
-    (["--env=CartPol-v1"], ["--env=CartPol-v1", "did you mean CartPole-v1"]),
-    (["--env=no_such_module:Env-v0"], ["no_such_module", "install no_such_module", "PYTHONPATH"]),
+    (["--env=CartPol-v1"], ["--env=CartPol-v1", "Did you mean: `CartPole`?"]),
+    (["--env=no_such_module:Env-v0"], ["no_such_module", "PYTHONPATH", "pip install no_such_module"]),
     (["--env=CartPole-v1", "--num_worker=2"], ["--num_worker", "did you mean --num_workers?"]),
     (["--env=CartPole-v1", "--batch_size=100"], ["--batch_size=100", "--rollout=32", "use 96 or 128"]),
     (["--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=4", "--async_rl=False"],

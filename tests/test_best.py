@@ -15,7 +15,7 @@ from test_population import assert_equal, metrics_of, read_json
 
 from appo import APPO
 from runtime import policy_records
-from runtime.checkpoint import BEST, find_checkpoint, is_better, load_checkpoint, policy_dir, sort_of_score
+from runtime.checkpoint import BEST, is_better, load_checkpoint, policy_dir, sort_of_score
 from runtime.policy_records import RETURN_WINDOW
 from weights import SharedWeights
 
@@ -95,12 +95,6 @@ def test_at_the_end_it_is_looked_at_once_more(tmp_path: Path, monkeypatch: pytes
     appo = run(tmp_path, 450)
     assert best_of(tmp_path)["score"] == pytest.approx(windows()[-1], abs=0.01)
     assert appo.records.policies[0].mean_return == pytest.approx(best_of(tmp_path)["score"])
-
-
-def test_without_a_full_window_there_is_no_best(tmp_path: Path) -> None:
-    run(tmp_path, 80)
-    assert find_checkpoint(tmp_path / "run", "best") is None
-    assert read_json(tmp_path / "run" / "summary.json")["best_score"] == [None]
 
 
 @pytest.mark.parametrize("damage", ["", "summary", "best"])

@@ -155,16 +155,6 @@ def test_atari_resets_at_the_next_step() -> None:
     env.close()
 
 
-def test_atari_env_can_be_rendered() -> None:
-    env = make_vector_env(make_cfg("PongNoFrameskip-v4"), 1, render_mode="rgb_array")
-    assert env.reset(0).obs[0]["obs"].shape == (1, 84, 84, 4)
-    env.step(rows(0))
-    picture = env.render()
-    assert picture.shape == (210, 160, 3)
-    assert picture.dtype == np.uint8
-    env.close()
-
-
 # ---- autoreset and time limits ---------------------------------------------------------------------------------------
 
 

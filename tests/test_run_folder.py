@@ -65,11 +65,6 @@ def test_how_a_resumed_run_runs_follows_from_the_machine_that_it_runs_on(tmp_pat
     assert (given.learner_threads, given.policy_workers_per_policy) == (3, 2)
 
 
-def test_the_help_names_all_that_is_not_kept() -> None:
-    text = Config.__dataclass_fields__["restart_behavior"].metadata["help"]
-    assert all(name in text for name in set(MODES) - {"restart_behavior"})
-
-
 # ---- what is said ----------------------------------------------------------------------------------------------------
 
 
@@ -78,20 +73,6 @@ def test_a_resumption_says_what_has_changed_and_what_is_kept(tmp_path: Path) -> 
     assert told(tmp_path, learning_rate=5e-4, rollout=16, reward_clip=2) == [
         "changed: serial_mode True -> False, learning_rate 0.001 -> 0.0005, reward_clip inf -> 2",
         "kept: num_workers=1, num_envs_per_worker=4, batch_size=64, gamma=0.9, encoder_mlp_layers=32 16"]
-
-
-@pytest.mark.parametrize("given", [{}, {"seed": 3, "encoder_mlp_layers": (32,), "learning_rate": 1e-3}])
-def test_nothing_is_said_when_nothing_differs(tmp_path: Path, given: dict[str, Any]) -> None:
-    save(tmp_path, **given)
-    assert told(tmp_path, **given, restart_behavior="resume", trust_run=True) == []
-
-
-def test_what_population_based_training_tunes_is_not_said_to_change(tmp_path: Path) -> None:
-    save(tmp_path, num_policies=2, with_pbt=True)
-    changed, *kept = told(tmp_path, learning_rate=0.5, gamma=0.5)
-    assert changed == "changed: gamma 0.99 -> 0.5", "which it may not tune"
-    assert " ".join(" ".join(kept).split()).endswith(
-        "num_policies=2, with_pbt=True, learning_rate (by population-based training)")
 
 
 # ---- what cannot go together -----------------------------------------------------------------------------------------

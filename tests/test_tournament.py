@@ -198,17 +198,6 @@ def command(trained: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
     return call
 
 
-@pytest.fixture
-def refuse(trained: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that calls the command for one of the runs, checks how it refuses, and returns the line."""
-    def call(env: str, *argv: str, train_dir: Path = trained) -> str:
-        assert run_command(env, train_dir, *argv) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("evaluate.py: ")
-        return line
-    return call
-
-
 def test_tournament_of_a_population(command: Callable[..., str]) -> None:
     out = command("HigherWins", "--tournament", "--episodes", "30")
     assert "2 entries, 30 games each two" in out
@@ -264,17 +253,3 @@ def test_the_best_policy_is_chosen_by_its_best_score_or_else_its_objective_or_it
     (run_dir / "summary.json").write_text(json.dumps(summary))
     out = command("Payday", "--episodes", "1", train_dir=tmp_path)
     assert f"playing {policy_dir(run_dir, best)}/" in out
-
-
-@pytest.mark.parametrize(("env", "argv", "fragments"), [
-    ("Payday", ["--tournament"], ["--tournament needs an environment of several agents", "tiny_games:Payday"]),
-    ("HunterAndPrey", ["--tournament"], ["--tournament needs", "with the same spaces"]),
-    ("AlwaysEven", ["--tournament"], ["--tournament needs two entries", "add --against random", "snapshot_*.pt"]),
-    ("HigherWins", ["--tournament", "--against", "no_such.pt"], ["--against: no_such.pt is neither random nor a file"]),
-    ("HigherWins", ["--policy", "2"], ["--policy=2 is unknown", "policies 0 to 1"]),
-    ("HigherWins", ["--checkpoint", "no_such.pt"], ["--checkpoint=no_such.pt is neither best, latest, random nor a"]),
-])
-def test_bad_input_is_refused_with_one_line(refuse: Callable[..., str], env: str, argv: list[str],
-                                            fragments: list[str]) -> None:
-    line = refuse(env, *argv)
-    assert all(fragment in line for fragment in fragments), line

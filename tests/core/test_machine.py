@@ -72,13 +72,6 @@ def test_two_cores_get_what_was_measured_there() -> None:
     assert (vizdoom["num_envs_per_worker"], vizdoom["batch_size"], vizdoom["rollout"]) == (8, 512, 32)
 
 
-@pytest.mark.parametrize("given", [{"encoder": "module:function"}, {"model": "module:function"},
-                                   {"encoder_conv_architecture": "resnet_impala"}], ids=str)
-def test_who_chooses_a_network_gets_the_batches_of_the_standard_one(given: dict) -> None:
-    settings = settings_of(Machine(2, 0), "atari", given)
-    assert (settings["batch_size"], settings["num_envs_per_worker"]) == (1024, 32)
-
-
 def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectories() -> None:
     small, large, gpu = (settings_of(machine, "atari", {}) for machine in (
         Machine(2, 0), Machine(16, 0), Machine(16, 1)))
@@ -96,8 +89,3 @@ def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectorie
 def test_a_gpu_needs_fewer_policy_workers(machine: Machine, num_policies: int, expected: int) -> None:
     settings = settings_of(machine, "atari", {"num_policies": num_policies})
     assert settings["policy_workers_per_policy"] == expected
-
-
-def test_a_memory_keeps_the_length_of_its_trajectories() -> None:
-    for given in ({"use_rnn": True}, {"core": "examples.custom_core:LeakyCore"}):
-        assert settings_of(Machine(16, 1), "atari", given)["rollout"] == 64

@@ -65,7 +65,7 @@ SHORTER = [
     (r" train\.py .*$", rf"\g<0> {FLAGS}"),
     (r"^python evaluate\.py .*--tournament --episodes 200 ", r"\g<0>--episodes 2 "),
     (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
-    (r"^python benchmark\.py throughput .*$", rf"\g<0> {FLAGS} --seconds 0.3"),
+    (r"^python -m tools\.benchmark throughput .*$", rf"\g<0> {FLAGS} --seconds 0.3"),
     (r"^(python -m tools\.study) docs/studies/pong\.toml ", r"\1 short.toml "),
     (r"^python -m tools\.(plot|export) .*$", r"\g<0>"),
     (r"^(python -m docs\.experiments\.synchronous) --seconds 20$", r"\1 --seconds 0.1 --num_envs 4"),

@@ -15,6 +15,7 @@ import contextlib
 import json
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -212,4 +213,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the run that it measures
     sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = (".", "envs", "runtime", "tools")
 ASIDE = ("tests", "docs", "examples")
-BESIDE = {"evaluate.py", "benchmark.py",  # commands
+BESIDE = {"evaluate.py",  # a command
           "impala.py", "a3c.py", "replay.py", "replay_feed.py", "q_learning.py", "apex.py", "pql.py"}  # algorithms
 # A ratchet: each figure is what was reached. Whoever gets below lowers it; nobody raises one to make room.
 LIMITS = {"files at the root": 30, "code lines at the root": 4113, "files": 77, "code lines": 8951,

@@ -35,6 +35,7 @@ from envs.vector_env import (
     check_obs,
     read_objective,
 )
+from runtime.by_name import import_module
 from runtime.seeding import consecutive
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
@@ -50,7 +51,7 @@ def pettingzoo_maker(env_id: str) -> Callable[..., Any]:
     name = env_id.removeprefix(PREFIX)
     if importlib.util.find_spec(f"pettingzoo.{name.partition('.')[0]}"):
         name = f"pettingzoo.{name}"
-    module = importlib.import_module(name)
+    module = import_module(name)
     for function in ("parallel_env", "env"):
         if hasattr(module, function):
             return getattr(module, function)

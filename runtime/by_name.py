@@ -133,6 +133,8 @@ def check_importable(flag: str, name: str) -> None:
 
 def import_module(name: str) -> ModuleType:
     """Import a user's module. From then on the working directory is searched too, as the last folder."""
+    if not name or name.startswith("."):
+        raise ModuleNotFoundError(f"no module is called '{name}'", name=name)
     if "" not in sys.path:
         sys.path.append("")
     return importlib.import_module(name)

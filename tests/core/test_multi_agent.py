@@ -405,7 +405,7 @@ def test_a_plain_class_by_name() -> None:
 
 @pytest.mark.parametrize(("env_id", "words"), [
     ("pettingzoo:no_such_game_v0", "there is no module 'no_such_game_v0'"),
-    ("pettingzoo:json", "module 'json' has neither parallel_env nor env"),
+    ("pettingzoo:", "there is no module ''"), ("pettingzoo:json", "module 'json' has neither parallel_env nor env"),
     ("pettingzoo:classic.conect_four_v3", "there is no module 'pettingzoo.classic.conect_four_v3'; check the name"),
 ])
 def test_unknown_modules(env_id: str, words: str) -> None:

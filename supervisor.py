@@ -352,16 +352,15 @@ def introduce(system: Supervisor, plan: Plan, news: str) -> None:
 
 
 def draw(system: Supervisor) -> None:
-    """Draw what a run leaves in its folder: the population, the timeline."""
+    """Draw what a run leaves in its folder: the timeline, the population."""
     try:
-        if system.population is not None:
-            system.population.draw()
         if system.cfg.trace_sec and system.trained_until:
             from tools import timeline  # noqa: PLC0415  nothing that trains needs it
 
             end = system.trained_until
             begin = int(max(0.0, end - system.cfg.trace_sec * 1e9))  # infinite: all of it
             system.records.log(timeline.write_run(system.cfg.run_dir, system.crew.spans, begin, end))
-    except (ImportError, OSError, UserError) as error:  # matplotlib is missing, the disk is full
-        tool = "timeline" if system.population is None else "plot"
-        system.records.log(f"no picture was drawn ({error}); later: python -m tools.{tool} --help")
+        if system.population is not None:
+            system.population.draw()
+    except (OSError, UserError) as error:  # the disk is full, matplotlib is missing
+        system.records.log(f"no picture was drawn ({error}); later: python -m tools.plot --help")

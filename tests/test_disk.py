@@ -317,8 +317,8 @@ def test_code_that_only_a_run_folder_names_is_not_imported(tmp_path: Path, monke
             assert command(where) == 2
             line = capsys.readouterr().err
             assert f"asks to import --{flag}=evil:f; add --trust_run if you know what that code does" in line
-        assert evaluate([*where, "--trust_run"]) == 2
-        assert "RuntimeError: it was imported" in capsys.readouterr().err
+        with pytest.raises(RuntimeError, match="it was imported"):
+            evaluate([*where, "--trust_run"])
         path.write_text(json.dumps(json.loads(path.read_text()) | {flag: "appo" if flag == "algo" else ""}))
 
 

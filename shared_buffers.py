@@ -157,7 +157,6 @@ class SharedBuffers:
         self.specs = [trajectory_specs(cfg, *spaces_of_kind, state_sizes[kind])
                       for kind, spaces_of_kind in enumerate(info.kinds)]
         counts = [self.num_slots * kind_of_policy.count(kind) for kind in range(len(info.kinds))]
-        self.num_bytes = sum(map(num_bytes, self.specs, counts))
         # The slots of all policies of a kind lie in one tensor, so that a rollout worker writes them together; slots
         # are numbered through all kinds.
         self.storage = [allocate(specs, count, shared=context is not None)

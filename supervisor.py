@@ -345,7 +345,7 @@ def introduce(system: Supervisor, plan: Plan, news: str) -> None:
     is_resumed = any(plan.states)
     system.records.log(news + (f"resumed at env_steps={system.env_steps:,} sgd_steps={sum(system.versions):,}\n"
                                + plan.describe_resume() if is_resumed else ""))
-    system.records.log("\n".join(describe_run(system.cfg, plan, system.buffers.num_bytes)))
+    system.records.log("\n".join(describe_run(system.cfg, plan)))
     if system.population is not None:
         system.records.add_population([], system.population.all_numbers(), system.env_steps)
     system.records.resting_since = time.time()

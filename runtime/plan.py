@@ -36,7 +36,6 @@ class Plan(NamedTuple):
     info: EnvInfo
     cores: list[int | None]  # to which rollout workers are bound
     num_bytes: int  # of memory that the run allocates
-    replay_bytes: int  # of them, those of replays
     # of each policy
     devices: list[torch.device]
     kinds: list[int]
@@ -76,8 +75,7 @@ def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
     check_num_slots(cfg, len(info.agents))
     shared, datasets, replays = count_bytes(cfg, info, kinds, models, devices)
     check_memory(cfg, shared, datasets, replays, store_prefix)
-    return Plan(info, choose_cores(cfg), shared + datasets + replays, replays, devices, kinds, models, paths, states,
-                damaged)
+    return Plan(info, choose_cores(cfg), shared + datasets + replays, devices, kinds, models, paths, states, damaged)
 
 
 class Probe:

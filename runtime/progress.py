@@ -15,11 +15,8 @@ from runtime.policy_records import PolicyRecords, mean
 WIDTH = 79  # a terminal of 80 columns breaks a line that fills it
 
 
-def describe_run(cfg: Config, plan: Plan, num_bytes: int) -> list[str]:
-    """Describe a run in lines of at most `WIDTH` characters, but for the last one, which names its folder.
-
-    num_bytes: of its shared memory.
-    """
+def describe_run(cfg: Config, plan: Plan) -> list[str]:
+    """Describe a run in lines of at most `WIDTH` characters, but for the last one, which names its folder."""
     lines = []
     for number, (obs_space, action_space) in enumerate(plan.info.kinds):
         agents = [name for name, kind in zip(plan.info.agents, plan.info.kind_of_agent, strict=True) if kind == number]
@@ -34,7 +31,7 @@ def describe_run(cfg: Config, plan: Plan, num_bytes: int) -> list[str]:
               f"{cfg.num_epochs} x {cfg.num_batches_per_epoch} x {cfg.batch_size:,} samples a dataset",
               f"{policies}{sum(p.numel() for p in plan.models[0].parameters()):,} parameters, {dtype} on "
               f"{', '.join(dict.fromkeys(map(str, plan.devices)))} ({this_machine(cfg.device)}), "
-              f"{num_bytes / 1e6:,.1f} MB shared"]
+              f"{plan.num_bytes / 1e6:,.1f} MB allocated"]
     wrapped = [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
     return [*wrapped, f"records in {cfg.run_dir}"]
 

@@ -30,8 +30,8 @@ def test_a_few_short_lines_say_what_a_run_is_made_of(given: dict) -> None:
     cfg = make_config(profile(given["env"], given), given)
     kinds = [(IMAGE, spaces.Discrete(6)), (KEYS, spaces.Discrete(2))][: cfg.num_policies]
     info = EnvInfo(["ann", "bob", "cal"][: 2 * len(kinds) - 1], [0, 1, 1][: 2 * len(kinds) - 1], kinds, None)
-    plan = SimpleNamespace(info=info, devices=[torch.device("cpu")], models=[torch.nn.Linear(1000, 2)])
-    lines = describe_run(cfg, plan, 1_234_567)
+    plan = SimpleNamespace(info=info, devices=[torch.device("cpu")], models=[torch.nn.Linear(1000, 2)], num_bytes=1.2e6)
+    lines = describe_run(cfg, plan)
     assert len(lines) <= 8
     assert all(len(line) <= WIDTH for line in lines), "\n".join(lines)
     text = " ".join(" ".join(lines).split())

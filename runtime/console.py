@@ -17,7 +17,7 @@ class Forgiving(io.FileIO):
 
 
 def forgive() -> None:
-    """Let nothing that is printed in this process fail: environments print, too."""
+    """Replace the outputs of this process by ones that never fail: environments print, too."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is not None:
             file = io.BufferedWriter(Forgiving(number, "w", closefd=False))
@@ -25,7 +25,7 @@ def forgive() -> None:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print; when nobody can read it, send what is left and all that comes nowhere."""
+    """Print; once nobody reads it, discard this and all that follows."""
     try:
         print(text, end=end, flush=True)
     except OSError:

@@ -51,7 +51,7 @@ def start_guard() -> int:
 
 
 def leave_guard() -> None:
-    """Let go of the guard in a process that was forked by hand: it must see the end of the main process alone."""
+    """Close the guard's pipe in a process that was forked by hand: only the main process may hold it open."""
     if start_guard.cache_info().currsize:
         os.close(start_guard())
         start_guard.cache_clear()

@@ -87,7 +87,7 @@ class Probe:
         report(("info", probe(cfg)))
 
     def run(self) -> None:
-        """Do no more."""
+        """Return: all is reported."""
 
 
 def probe_in_child(cfg: Config) -> EnvInfo:

@@ -3,7 +3,7 @@
 Owned by the supervisor. `add` takes what the components report, `tick` writes a row when one is due. In serial mode a
 row is due after each dataset instead of every few seconds, so that two runs with one seed write the same rows.
 
-When nothing can be written, since the disk is full or the folder has gone away, training goes on. Lines that cannot be
+When nothing can be written, since the disk is full or the folder is gone, training goes on. Lines that cannot be
 written are lost, which is told once; a checkpoint is tried again at the next period, and the progress line says so.
 
     metrics.jsonl   one JSON object per report, the keys of `row`

@@ -27,7 +27,7 @@ class TensorBoard:
     """Writes one folder that TensorBoard reads. The first error, such as a full disk, ends it and is told once."""
 
     def __init__(self, folder: Path, purge_step: int, tell: Callable[[str], None]) -> None:
-        """Begin; purge_step: of earlier files in the folder what came from this step on is hidden."""
+        """purge_step: the curves of earlier files in the folder are hidden from this step on."""
         self.folder, self.purge_step, self.tell = str(folder), purge_step, tell
         self.writer: SummaryWriter | None = None
         self.has_failed = False

@@ -18,7 +18,7 @@ SETTINGS = {"axes.grid": True, "axes.prop_cycle": f"cycler('color', {COLORS})", 
 
 @contextlib.contextmanager
 def drawing(output: Path, height: float) -> Iterator[Any]:
-    """Give a figure of this height (inches) to draw on, which becomes a file. Raises `UserError` when it cannot."""
+    """Yield a figure of this height (inches), then save it. Raises `UserError` when that is impossible."""
     try:
         matplotlib, figures = importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError as error:

@@ -77,21 +77,14 @@ class Held:
     """Units that are computed from running statistics whenever they are asked for, unless they are held."""
 
     held: tuple[Tensor, ...] | None = None
-    _kept: tuple[Tensor, ...] = ()
 
     def units(self) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
     @torch.no_grad()
     def hold(self) -> None:
-        """Compute the units once, until `held` is None again: every SGD step of a dataset asks for the same.
-
-        They lie where they lay before, as a recorded graph expects.
-        """
-        units = self.units()
-        self._kept = self._kept or tuple(unit.clone() for unit in units)
-        torch._foreach_copy_(list(self._kept), list(units))
-        self.held = self._kept
+        """Compute the units once, until `held` is None again: every SGD step of a dataset asks for the same."""
+        self.held = tuple(unit.clone() for unit in self.units())  # some are the statistics themselves, which move
 
 
 def hold_units(model: nn.Module, *, hold: bool = True) -> None:

@@ -16,22 +16,16 @@ class UserError(Exception):
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:
-    """Return ' (did you mean X?)' for the known word that a misspelled one surely means, else an empty string."""
-    close = closest(str(word), known)
-    return f" (did you mean {close}?)" if close else ""
+    """Return ' (did you mean X?)' for the known word that is nearly the same, or the only one that begins or ends so.
 
-
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is nearly the same, or else the only one that begins or ends so.
-
-    Small and capital letters, "-" and "_" are alike. None: nothing is close.
+    Small and capital letters, "-" and "_" are alike. Returns an empty string when nothing is close.
     """
-    names, word = {_plain(name): name for name in known}, _plain(word)
+    names, word = {_plain(name): name for name in known}, _plain(str(word))
     longer = [name for name in names if name.startswith(word) or name.endswith(word)]
     close = difflib.get_close_matches(word, names, n=1, cutoff=SIMILAR)
     if not close and len(word) >= SHORTEST and len(longer) == 1:
         close = longer
-    return names[close[0]] if close else None
+    return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def _plain(word: str) -> str:

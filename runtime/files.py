@@ -1,6 +1,7 @@
 """Files that are always whole, and the settings that a run has saved."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -75,9 +76,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def add_line(path: Path, line: str) -> None:
-    """Add a line to a file. Raises `OSError`."""
-    with path.open("a", errors="backslashreplace") as file:  # an error may name any file
-        file.write(line + "\n")
+    """Add a line to a file, all of it or nothing: a part would spoil the next line too. Raises `OSError`."""
+    data = f"{line}\n".encode(errors="backslashreplace")  # an error may name any file
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        if file.write(data) < len(data):  # the disk is full
+            file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def parse_json(text: str) -> Any:

@@ -21,13 +21,15 @@ def forgive() -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is not None:
             file = io.BufferedWriter(Forgiving(number, "w", closefd=False))
-            setattr(sys, name, io.TextIOWrapper(file, line_buffering=True))
+            setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
 
 
 def say(text: str, end: str = "\n") -> None:
     """Print; once nobody reads it, discard this and all that follows."""
     try:
         print(text, end=end, flush=True)
+    except UnicodeEncodeError:  # the console has fewer letters
+        say(text.encode("ascii", "backslashreplace").decode(), end)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -63,7 +63,7 @@ class QNetwork(ActorCritic):
     def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
         super().__init__(cfg, obs_space, action_space)
         self.target = frozen_copy(self)
-        self.register_buffer("exploration", torch.tensor([EPSILON_BASE, EPSILON_POWER]))  # for who acts
+        self.register_buffer("exploration", torch.zeros(2))  # for who acts: base, power
 
     def forward(self, normalized: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return Q-values [B * L, A] (forbidden actions: `FORBIDDEN`), values [B * L], hidden states (none)."""
@@ -87,6 +87,9 @@ class ApeX(ReplayAlgorithm):
 
     def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
         return QNetwork(self.cfg, obs_space, action_space)
+
+    def carry_settings(self, model: nn.Module) -> None:
+        model.exploration.copy_(torch.tensor([EPSILON_BASE, EPSILON_POWER]))  # a checkpoint may have had others
 
     # ---- acting --------------------------------------------------------------------------------------------------
 

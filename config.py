@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.by_name import find_function
+from runtime.console import say
 from runtime.container import cpu_cores
 from runtime.files import run_dir_of, save_settings
 from runtime.seeding import MAX_SEED
@@ -421,7 +422,7 @@ GONE = {"cuda_graphs", "decorrelate_envs_on_one_worker", "decorrelate_experience
 def without_gone(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a run or a checkpoint has saved, without those that are gone; print their names."""
     if gone := sorted(GONE & saved.keys()):
-        print(f"settings of an earlier version that are gone: {', '.join(gone)}")
+        say(f"settings of an earlier version that are gone: {', '.join(gone)}")
     return {name: value for name, value in saved.items() if name not in GONE}
 
 

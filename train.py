@@ -7,6 +7,7 @@ after saving, 2 for bad input (one line), 1 when a component failed (its traceba
 import contextlib
 import sys
 
+from runtime.console import forgive
 from runtime.stop import STOP_SIGNAL, end
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
@@ -45,4 +46,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    forgive()
     end(main(sys.argv[1:]))

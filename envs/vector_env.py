@@ -327,7 +327,8 @@ class GymVectorEnv(VectorEnv):
     def _step(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, was_reset: np.ndarray,
               info: dict[str, Any]) -> Step:
         over = terminated | truncated
-        flat = self.kind.flatten(obs)
+        with self._naming("step"):
+            flat = self.kind.flatten(obs)
         source = self.kind.mask_source(flat, info)
         if self.kind.has_mask:
             masks = source.get(ACTION_MASK, [None] * self.num_envs)

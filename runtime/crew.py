@@ -324,11 +324,10 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
         if trace:
             pipe.send(("spans", component.name, list(recorder.spans)))
     except BaseException as error:  # noqa: BLE001  whatever it is, the supervisor must hear of it
-        why = f"{component.name} failed: {describe(error)}"
-        told = f"{component.name} failed\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
             pipe.send(("refused", str(error)) if isinstance(error, UserError) else
-                      ("error", why, told))
+                      ("error", f"{component.name} failed: {describe(error)}",
+                       f"{component.name} failed\n{traceback.format_exc()}"))
         sys.exit(1)
 
 

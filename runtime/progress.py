@@ -28,7 +28,9 @@ def describe_run(cfg: Config, plan: Plan) -> list[str]:
     dtype = str(body_dtype(cfg, plan.devices[0], plan.info.kinds[0][0])).removeprefix("torch.")
     policies = f"{cfg.num_policies} policies of " if cfg.num_policies > 1 else ""
     lines += [f"{cfg.algo}{mode}: {cfg.num_workers} workers x {cfg.num_envs_per_worker} environments, "
-              f"{cfg.num_epochs} x {cfg.num_batches_per_epoch} x {cfg.batch_size:,} samples a dataset",
+              f"{cfg.num_epochs} x {cfg.num_batches_per_epoch} x {cfg.batch_size:,} samples a dataset; rollout "
+              f"{cfg.rollout}, splits {cfg.worker_num_splits}, policy workers {cfg.policy_workers_per_policy}, "
+              f"learner threads {cfg.learner_threads}",
               f"{policies}{sum(p.numel() for p in plan.models[0].parameters()):,} parameters, {dtype} on "
               f"{', '.join(dict.fromkeys(map(str, plan.devices)))} ({this_machine(cfg.device)}), "
               f"{plan.num_bytes / 1e6:,.1f} MB allocated"]

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ TAGS = {"mean_return": "episode/return_mean", "return_min": "episode/return_min"
         "win_rate_vs_past": "episode/win_rate_vs_past", "policy_lag_mean": "lag/mean", "policy_lag_max": "lag/max",
         "fps": "system/frames_per_sec", "memory_mb": "system/memory_mb"}  # of the rest; others are "train/..."
 NO_HYPERPARAMETERS = {"records", "failures", "evaluation", "train_dir", "experiment", "restart_behavior", "trust_run"}
+
+
+def be_quiet(failure: threading.ExceptHookArgs, otherwise: Callable = threading.excepthook) -> None:
+    """Show what has ended a thread, but not what has ended the writer's: `TensorBoard.write` says it in one line."""
+    if not type(failure.thread).__module__.startswith("tensorboard"):
+        otherwise(failure)
+
+
+threading.excepthook = be_quiet
 
 
 class TensorBoard:

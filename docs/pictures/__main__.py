@@ -1,6 +1,7 @@
 """Draw the pictures of the documentation: `python -m docs.pictures`, or some, `python -m docs.pictures vtrace`.
 
-The pictures of real runs beside them were drawn by tools/timeline.py and tools/plot.py.
+The pictures of real runs beside them were drawn by tools/timeline.py and tools/plot.py; pong.gif was put together of
+films of evaluate.py at checkpoints of one run.
 """
 
 import sys

@@ -140,7 +140,7 @@ def start(**marks):
 
 remove_at_end(sys.argv[1])
 component = start(**{RUN: str(os.getpid())})
-print(component, start(**{COMPONENT: str(component)}), start(**{RUN: "1"}))
+print(component, start(**{COMPONENT: str(component)}), start(**{RUN: "1"}), flush=True)
 if os.fork() == 0:
     os.dup2(2, 1)  # a process that was forked by hand holds no pipe of the guard
     os.execlp("sleep", "sleep", "60")

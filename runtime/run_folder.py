@@ -23,9 +23,9 @@ from runtime.user_error import UserError
 MODES = ("restart_behavior", "trust_run", "device", "serial_mode", "policy_workers_per_policy",
          "set_workers_cpu_affinity", "learner_threads", "trace_sec", "tf32", "torch_compile")
 PLACE = ("env", "train_dir", "experiment")  # where the run is, and what it is looked for by
-# what a run is of: with others its weights and its scores would mean something else
+# what a run is of: with others its weights and its scores would mean something else; another seed is another run
 KIND = ("env", "env_kwargs", "algo", "nonlinearity", "squash_actions", "adaptive_stddev", "obs_subtract_mean",
-        "obs_scale", "normalize_input_keys", "normalize_returns")
+        "obs_scale", "normalize_input_keys", "normalize_returns", "seed")
 ANOTHER = "use another --experiment NAME, or --restart_behavior=restart"
 
 
@@ -49,7 +49,7 @@ def configure(given: Mapping[str, Any]) -> Config:
 
 
 def check_kind(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:
-    """Raise `UserError` when a folder holds a run of another environment, algorithm, network or number of policies.
+    """Raise `UserError` when a folder holds another run: of another environment, algorithm, network, seed, population.
 
     Only a population that population-based training tends may grow or shrink: it would soon replace a bad beginner.
     Networks with weights of other shapes are refused when the weights are loaded.

@@ -81,7 +81,8 @@ def test_a_resumption_says_what_has_changed_and_what_is_kept(tmp_path: Path) -> 
 @pytest.mark.parametrize(("saved", "given", "kind"), [
     ({}, {"env": "Acrobot-v1"}, "env=CartPole-v1, not of Acrobot-v1"),
     ({}, {"algo": "IMPALA"}, "algo=appo, not of impala"),
-    ({}, {"num_policies": 4}, "num_policies=1, not of 4"),
+    ({}, {"num_policies": 4}, "num_policies=1, not of 4"), ({}, {"seed": 1}, "seed=0, not of 1"),
+    ({"seed": 3}, {"seed": 0}, "seed=3, not of 0"),
     ({"num_policies": 4}, {"num_policies": 1}, "num_policies=4, not of 1")])
 def test_a_run_of_another_kind_is_refused_with_what_helps(tmp_path: Path, saved: dict[str, Any],
                                                           given: dict[str, Any], kind: str) -> None:

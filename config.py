@@ -69,8 +69,7 @@ class Config:
 
     # ---- run -------------------------------------------------------------------------------------------------
     env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0, "
-                      "pettingzoo:mpe2.simple_spread_v3; or module:function, which makes one environment, of one agent "
-                      "or several")
+                      "pettingzoo:mpe2.simple_spread_v3; or module:function, which makes one, of one agent or several")
     env_kwargs: str = option("", "run", "arguments of the function or class that makes it, in JSON: '{\"size\": 7}'")
     algo: str = option("appo", "run", "algorithm: appo, impala, a3c, apex or pql; or module:class, one of "
                        "your own (examples/custom_algorithm.py)")
@@ -78,14 +77,15 @@ class Config:
     experiment: str = option("", "run", "name of this run's folder; empty: the environment id")
     restart_behavior: str = option(
         "resume", "run", "if the run's folder exists: resume it, with its settings where none are given (but device, "
-        "tf32, torch_compile, serial_mode, trace_sec, learner_threads, policy_workers_per_policy, "
-        "set_workers_cpu_affinity and trust_run); "
-        "restart (rename it to ..._old and begin anew); overwrite (delete it and begin anew)",
-        ("resume", "restart", "overwrite"))
+        "tf32, torch_compile, serial_mode, trace_sec, learner_threads, policy_workers_per_policy, trust_run and "
+        "set_workers_cpu_affinity); restart (rename it to ..._old and begin anew); overwrite (delete it and begin "
+        "anew)", ("resume", "restart", "overwrite"))
     train_for_env_steps: int = option(10_000_000, "run", "stop after this many env_steps (calls of step(), not "
                                       "frames), of all environments, resumes included", bounds=POSITIVE)
     train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes included",
                                       bounds=POSITIVE)
+    stop_at_return: float = option(math.inf, "run", "stop when the mean return of the last 100 episodes is so high, or "
+                                   "of an evaluation where there are some; of several policies the best one's")
     trust_run: bool = option(False, "run", "import the code that the settings of a resumed run name, though the "
                              "command line does not (SECURITY.md)")
     seed: int = option(0, "run", "seed of environments, networks and sampling", bounds=NOT_NEGATIVE)

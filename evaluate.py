@@ -83,6 +83,8 @@ def load_run(args: argparse.Namespace) -> Config:
 def find_checkpoint(cfg: Config, which: str, policy: int) -> Path:
     """Find a policy's checkpoint (`find_policy`); tell of damaged ones."""
     path, damaged = find_policy(cfg, which, policy)
+    if which == "best" and path.name != checkpoint.BEST:
+        print(f"{path.parent} has no {checkpoint.BEST} yet: the newest weights play")
     for other in damaged:
         print(f"evaluate.py: checkpoint {other} is damaged, the one before plays", file=sys.stderr)
     return path
@@ -186,8 +188,12 @@ def report(env: VectorEnv, episodes: list[Episode]) -> None:
     """Print the returns and lengths: means over the agents, and the returns of each agent."""
     returns = np.array([episode.returns.mean() for episode in episodes])
     lengths = np.array([episode.lengths.mean() for episode in episodes])
-    print(f"{len(returns)} episodes: return {returns.mean():.2f} +- {returns.std():.2f} (standard deviation; "
-          f"{returns.min():.2f} to {returns.max():.2f}), length {lengths.mean():.1f} +- {lengths.std():.1f} env_steps")
+    if len(returns) == 1:
+        print(f"1 episode: return {returns[0]:.2f}, length {lengths[0]:.1f} env_steps")
+    else:
+        print(f"{len(returns)} episodes: return {returns.mean():.2f} +- {returns.std():.2f} (standard deviation; "
+              f"{returns.min():.2f} to {returns.max():.2f}), length {lengths.mean():.1f} +- {lengths.std():.1f} "
+              "env_steps")
     if len(env.agents) > 1:
         means = np.mean([episode.returns for episode in episodes], 0)
         print("of each agent: " + ", ".join(f"{name} {mean:.2f}" for name, mean in zip(env.agents, means, strict=True)))

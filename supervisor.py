@@ -120,7 +120,7 @@ class Supervisor:
         return [policy.weights.version for policy in self.buffers.policies]
 
     def train(self, train_for_env_steps: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Train for so many more env_steps, by default until `train_for_env_steps` or `train_for_seconds`.
+        """Train for so many more env_steps, by default until a limit of the settings: env_steps, seconds, a return.
 
         It takes at most one step of each environment more than asked for; the next call takes so many fewer. At the end
         the workers pause, and all complete datasets of what they have finished are trained on. Returns earlier when
@@ -136,8 +136,8 @@ class Supervisor:
             if self.env_steps >= goal:  # the call before has taken them
                 self.steps_promised = goal
                 return
-        if self.env_steps >= goal or self.records.wall_sec >= self.cfg.train_for_seconds:
-            told = describe_finished(self.cfg, self.env_steps, goal, self.records.wall_sec)
+        if self.records.is_over(self.env_steps, goal):
+            told = describe_finished(self.cfg, self.env_steps, goal, self.records.wall_sec, self.records.policies)
             if self.cfg.trace_sec:  # which would be empty
                 raise UserError(told)
             self.records.log(told)
@@ -152,11 +152,10 @@ class Supervisor:
                 self._save()
 
     def _train(self, goal: int, should_stop: Callable[[], bool]) -> None:
-        """Train until there are so many env_steps, or the time is over, or should_stop() becomes true."""
+        """Train until there are so many env_steps, or another limit is reached, or should_stop() becomes true."""
         self.sampling.resume(goal)
         try:
-            while (self.env_steps < goal and self.records.wall_sec < self.cfg.train_for_seconds
-                   and not should_stop() and not self.buffers.training_over):
+            while not (self.records.is_over(self.env_steps, goal) or should_stop() or self.buffers.training_over):
                 self._advance()
                 self.evaluations.ask(self.env_steps)
                 for policy, kind in self.records.tick(self.env_steps, sum(self.versions)):

@@ -44,7 +44,8 @@ ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
     ("mlp", "mlp_mujoco"): {},  # vectors always have an MLP, --encoder_mlp_layers
 }
 MAX_STEPS = 10**18
-RECORDS_SETTINGS = ("train_for_seconds", "report_interval_sec", "save_every_sec", "save_milestones_sec")
+RECORDS_SETTINGS = ("train_for_seconds", "stop_at_return", "report_interval_sec", "save_every_sec",
+                    "save_milestones_sec")
 CPU = torch.device("cpu")
 Parameters = Mapping[str, Tensor]
 
@@ -92,7 +93,7 @@ class Trainer(Supervisor):
     def train(self, train_for_env_steps: int | None = None,
               callback: Callable[[dict[str, Any]], Any] | None = None,
               should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Train for so many more env_steps, or until `train_for_env_steps` or `train_for_seconds` of the settings.
+        """Train for so many more env_steps, or until `train_for_env_steps`, `train_for_seconds` or `stop_at_return`.
 
         It takes at most one step of each environment more than asked for, and the next call so many fewer. It returns
         when the workers have paused and all complete datasets are trained on; in between no process is busy.

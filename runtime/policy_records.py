@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from config import Config
 from runtime.files import parse_json, write_atomically
 
 EVALUATION = ("eval_return", "eval_env_steps", "eval_sgd_steps")
@@ -46,6 +47,10 @@ class PolicyRecords:
             if all(math.isfinite(evaluation[name]) for name in EVALUATION) and (
                     evaluation["eval_env_steps"] <= (resumed_at or 0)):  # else of weights that were lost in a crash
                 self.last_evaluation = evaluation
+        self.reached = -math.inf  # what was compared with `stop_at_return` last; once high enough it stays
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            if earlier["env_steps"] == resumed_at:
+                self.reached = float(earlier["reached_return"][policy])
         self.last_best = self.last_best_line = -math.inf  # when the best was saved; when a line said so
         self.best_every_sec, self.is_saving_best = MIN_BEST_SEC, False
         self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
@@ -97,6 +102,14 @@ class PolicyRecords:
         """Begin a new window of episodes: the parameters are others."""
         for name in WINDOWS:
             getattr(self, name).clear()
+        self.last_evaluation, self.reached = {}, -math.inf
+
+    def is_good_enough(self, cfg: Config) -> bool:
+        """Return whether its last evaluation, or else a full window of episodes, has reached `stop_at_return`."""
+        if self.reached < cfg.stop_at_return < math.inf:
+            of_window = self.mean_return if len(self.returns) == RETURN_WINDOW else -math.inf
+            self.reached = self.last_evaluation.get("eval_return", -math.inf) if cfg.eval_every_env_steps else of_window
+        return self.reached >= cfg.stop_at_return
 
     def saved_best(self, seconds: float) -> None:
         """Note that the best checkpoint was saved, and how long that took."""

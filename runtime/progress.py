@@ -46,23 +46,49 @@ def describe_progress(cfg: Config, row: dict[str, Any], policies: Sequence[Polic
     """
     fraction = min(max(row["env_steps"] / goal, row["wall_sec"] / cfg.train_for_seconds), 1.0)
     left = format_duration(seconds_left) if seconds_left < math.inf else "?"
-    returned = f"{return_so_far:.2f} so far" if row["mean_return"] is None else f"{row['mean_return']:.2f}"
-    parts = [f"{fraction:.1%}", *trouble, f"{left} left", f"{row['env_frames']:,} frames", f"{row['fps']:,.0f}/s",
-             f"return {returned}"]
+    aim = f" of {cfg.stop_at_return:g}" if cfg.stop_at_return < math.inf else ""  # which may come sooner
+    come_so_far = [*trouble, f"at most {left}"] if aim else [f"{fraction:.1%}", *trouble, f"{left} left"]
+    returned = (f"{return_so_far:.2f} so far" if row["mean_return"] is None else
+                f"{row['mean_return']:.2f}{'' if cfg.eval_every_env_steps else aim}")
+    parts = [*come_so_far, f"{row['env_frames']:,} frames", f"{row['fps']:,.0f}/s", f"return {returned}"]
     if evaluations := [policy.last_evaluation["eval_return"] for policy in policies if policy.last_evaluation]:
-        parts.append(f"eval {mean(evaluations):.2f}")
+        parts.append(f"eval {mean(evaluations):.2f}{aim}")
     if "policy_lag_mean" in row:
         parts.append(f"lag {row['policy_lag_mean']:.1f}")
     return " | ".join(parts)[:WIDTH]
 
 
-def describe_finished(cfg: Config, env_steps: int, goal: int, wall_sec: float) -> str:
-    """Say in one line that a run has trained as long as it should, and what would let it train on."""
-    done = (f"the run has {env_steps:,} of {goal:,} env_steps; train on with --train_for_env_steps="
-            f"{goal * (env_steps // max(goal, 1) + 1)}" if env_steps >= goal else
-            f"the run has trained for {wall_sec:.0f} of {cfg.train_for_seconds:g} s; train on with --train_for_seconds="
-            f"{math.ceil(wall_sec + cfg.train_for_seconds)}")
-    return f"nothing to do: {done}, or begin anew with --restart_behavior=restart"
+def describe_evaluation(cfg: Config, result: dict[str, float]) -> str:
+    """Say what an evaluation has brought."""
+    text = "env_steps={eval_env_steps:,}: return {eval_return:.2f} +- {eval_return_std:.2f}, length {eval_length:.1f}"
+    return (text if cfg.eval_episodes > 1 else text.replace(" +- {eval_return_std:.2f}", "")).format(**result)
+
+
+def describe_finished(cfg: Config, env_steps: int, goal: int, wall_sec: float, policies: list[PolicyRecords]) -> str:
+    """Say in one line how far a run has come, and which flags would let it train on: one for each limit it is at."""
+    done, flags = [f"{env_steps:,} of {goal:,} env_steps"], []
+    if env_steps >= goal:
+        flags.append(f"--train_for_env_steps={goal * (env_steps // max(goal, 1) + 1)}")
+    if wall_sec >= cfg.train_for_seconds:
+        done.append(f"{wall_sec:.0f} of {cfg.train_for_seconds:g} s")
+        flags.append(f"--train_for_seconds={math.ceil(wall_sec + cfg.train_for_seconds)}")
+    if (reached := max(policy.reached for policy in policies)) >= cfg.stop_at_return:
+        done.append(f"a return of {reached:.2f} of {cfg.stop_at_return:g}")
+        flags.append("--stop_at_return=inf")
+    return (f"nothing to do: the run has {', '.join(done)}; train on with {' '.join(flags)}, or begin anew with "
+            "--restart_behavior=restart")
+
+
+def describe_end(cfg: Config, summary: dict[str, Any], policies: Sequence[PolicyRecords]) -> str:
+    """Say in a few lines what a run has come to, and where it was good enough that it ended for that reason."""
+    reached, scores = max(policy.reached for policy in policies), summary["best_score"]
+    best = show_scores(scores) if {*scores} != {None} else "none yet"
+    come_to = (f"{summary['env_steps']:,} env_steps in {format_duration(summary['wall_sec'])}, mean return "
+               f"{show_scores(summary['mean_return'])}, best score {best}")
+    why = f"\nfinished: a return of {reached:.2f} has reached --stop_at_return={cfg.stop_at_return:g}"
+    return (textwrap.fill(come_to, WIDTH, subsequent_indent="  ")
+            + f"\npeak memory {summary['peak_memory_mb'] / 1e3:.2f} GB; records in {cfg.run_dir}"
+            + why * (reached >= cfg.stop_at_return))
 
 
 def show_scores(scores: list[float | None]) -> str:

@@ -89,7 +89,7 @@ def check_settings(cfg: "Config", store_prefix: str) -> None:
 
 
 def own_settings(cfg: "Config") -> "Config":
-    """Return the settings of this rank: all but rank 0 write little, into temporary folders, and evaluate nothing.
+    """Return the settings of this rank: all but rank 0 write little, into temporary folders, and judge nothing.
 
     The guard removes such a folder when this process ends, also by SIGKILL.
     """
@@ -98,8 +98,8 @@ def own_settings(cfg: "Config") -> "Config":
         return cfg
     folder = tempfile.mkdtemp(prefix=f"rank_{own.rank}_of_{os.getppid()}_")
     remove_at_end(folder)
-    return dataclasses.replace(cfg, train_dir=folder, eval_every_env_steps=0, save_every_sec=math.inf,
-                               save_milestones_sec=math.inf, trace_sec=0.0)
+    return dataclasses.replace(cfg, train_dir=folder, eval_every_env_steps=0, stop_at_return=math.inf,
+                               save_every_sec=math.inf, save_milestones_sec=math.inf, trace_sec=0.0)
 
 
 # ---- meeting the others ------------------------------------------------------------------------------------------

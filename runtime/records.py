@@ -35,7 +35,7 @@ from runtime.policy_records import (
     objectives_of,
     save_windows,
 )
-from runtime.progress import describe_progress, format_duration, show_scores
+from runtime.progress import describe_end, describe_evaluation, describe_progress
 from runtime.ranks import this_rank
 from runtime.run_folder import mend_run_dir
 from runtime.user_error import ComponentError
@@ -140,8 +140,7 @@ class Records:
             if policy.evaluation:  # each is in a row of its own
                 self._write_row(env_steps)
             policy.evaluation = policy.last_evaluation = content[1]
-            self.log(f"evaluation{self._of(content[0])} at " + "env_steps={eval_env_steps:,}: return {eval_return:.2f} "
-                     "+- {eval_return_std:.2f}, length {eval_length:.1f}".format(**content[1]))
+            self.log(f"evaluation{self._of(content[0])} at {describe_evaluation(self.cfg, content[1])}")
         elif kind == "best":
             self._tell_best(content[0])
         elif kind == "unsaved" and content[1] == SAVE_BEST:  # the one before is still there
@@ -187,6 +186,11 @@ class Records:
         """Count the seconds spent in train(), earlier processes of this run included."""
         running = time.monotonic() - self.begun if self.begun is not None else 0.0
         return self.wall_before + self.train_sec + running
+
+    def is_over(self, env_steps: int, goal: int) -> bool:
+        """Return whether a run has trained as long as it should, or is good enough."""
+        return (env_steps >= goal or self.wall_sec >= self.cfg.train_for_seconds
+                or any(policy.is_good_enough(self.cfg) for policy in self.policies))
 
     # ---- output --------------------------------------------------------------------------------------------------
 
@@ -294,6 +298,7 @@ class Records:
             "fps": env_frames / max(self.wall_sec - self.wall_before, 1e-9), "num_episodes": self.num_episodes,
             "mean_return": [policy.mean_return for policy in self.policies],
             "best_score": [score if math.isfinite(score) else None for score in self.buffers.best_score.tolist()],
+            "reached_return": [policy.reached if math.isfinite(policy.reached) else None for policy in self.policies],
             "true_objective": [policy.objective if policy.has_objective else None for policy in self.policies],
             "win_rate_vs_past": [policy.win_rate for policy in self.policies],
             "evaluation": [policy.last_evaluation or None for policy in self.policies],
@@ -347,10 +352,7 @@ class Records:
         if self.begun is not None:
             self.end(env_steps)
         summary = self._summary(env_steps)
-        self.log(f"{env_steps:,} env_steps in {format_duration(self.wall_sec)}, "
-                 f"mean return {show_scores(summary['mean_return'])}, "
-                 f"best score {show_scores(summary['best_score'])}, "
-                 f"peak memory {self.peak_memory_bytes / 1e9:.2f} GB; records in {self.run_dir}")
+        self.log(describe_end(self.cfg, summary, self.policies))
         if env_steps > self.steps_before or not self.resumed:  # else the summary of the run so far stays true
             self._write_summary(summary)
         for board in self.boards:

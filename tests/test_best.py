@@ -14,6 +14,7 @@ from gymnasium import spaces
 from test_population import assert_equal, metrics_of, read_json
 
 from appo import APPO
+from config import make_config
 from runtime import policy_records
 from runtime.checkpoint import BEST, is_better, load_checkpoint, policy_dir, sort_of_score
 from runtime.policy_records import RETURN_WINDOW
@@ -95,6 +96,52 @@ def test_at_the_end_it_is_looked_at_once_more(tmp_path: Path, monkeypatch: pytes
     appo = run(tmp_path, 450)
     assert best_of(tmp_path)["score"] == pytest.approx(windows()[-1], abs=0.01)
     assert appo.records.policies[0].mean_return == pytest.approx(best_of(tmp_path)["score"])
+
+
+# ---- good enough -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_when_the_mean_of_100_episodes_is_good_enough_and_says_so(
+        tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Episode i brings i / 600: those of 251 to 350 are the first hundred with a mean of 0.5."""
+    run(tmp_path, 5000, stop_at_return=0.5)
+    assert 351 <= len(RisesAndFalls.episodes) < 400
+    reached, = read_json(tmp_path / "run" / "summary.json")["reached_return"]
+    assert 0.5 <= reached < 0.54
+    finished = f"finished: a return of {reached:.2f} has reached --stop_at_return=0.5"
+    assert capsys.readouterr().out.splitlines()[-1] == finished
+    for more, num_episodes in (({}, 0), ({"stop_at_return": 0.4}, 0), ({"stop_at_return": math.inf}, 50)):
+        run(tmp_path, 100, **more)
+        out = capsys.readouterr().out
+        assert num_episodes <= len(RisesAndFalls.episodes) <= 2 * num_episodes + 1, "one tells the spaces"
+        assert (f"a return of {reached:.2f} of {more.get('stop_at_return', 0.5)}; train on with --stop_at_return=inf"
+                in out) == (num_episodes == 0)
+
+
+def test_a_hundred_good_episodes_are_needed_and_other_parameters_begin_anew(tmp_path: Path) -> None:
+    RisesAndFalls.episodes[:] = [1.0] * 600
+    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), stop_at_return=0.5, **SMALL) as appo:
+        appo.train(5000)
+        assert 700 <= len(RisesAndFalls.episodes) < 750
+        appo.train(5000)
+        assert len(RisesAndFalls.episodes) < 750
+        appo.set_parameters(appo.get_parameters())
+        appo.train(5000)
+        assert 800 <= len(RisesAndFalls.episodes) < 900
+
+
+@pytest.mark.parametrize(("num_episodes", "evaluated", "every", "is_enough"), [
+    (99, None, 0, False), (100, None, 0, True), (100, None, 500, False), (0, 18.0, 500, True), (100, 17.9, 500, False)])
+def test_where_there_are_evaluations_they_decide(num_episodes: int, evaluated: float | None, every: int,
+                                                 is_enough: bool) -> None:
+    policy = policy_records.PolicyRecords(0, {}, 0, 1, None)
+    for _ in range(num_episodes):
+        policy.add_episode(18.0, 10, math.nan)
+    if evaluated is not None:
+        policy.last_evaluation = {"eval_return": evaluated}
+    cfg = make_config({"env": "tiny", "eval_every_env_steps": every, "stop_at_return": 18.0})
+    assert policy.is_good_enough(cfg) == is_enough
+    assert not policy.is_good_enough(make_config({"env": "tiny", "eval_every_env_steps": every}))
 
 
 @pytest.mark.parametrize("damage", ["", "summary", "best"])

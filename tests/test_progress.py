@@ -16,7 +16,7 @@ from envs.families import profile
 from envs.vector_env import EnvInfo
 from runtime.files import read_lines
 from runtime.policy_records import PolicyRecords
-from runtime.progress import WIDTH, describe_progress, describe_run
+from runtime.progress import WIDTH, describe_end, describe_progress, describe_run
 from runtime.records import join_rows, read_summary
 
 ROW = {"env_steps": 1_234_567, "env_frames": 4_938_268, "wall_sec": 1500.0, "fps": 8211.4, "mean_return": -20.45,
@@ -52,6 +52,35 @@ def test_the_progress_line_fits_80_columns(more: dict, left: float, trouble: lis
     cfg = make_config({"env": "tiny", "env_frameskip": 4})
     assert describe_progress(cfg, ROW | more, [], left, 10_000_000, -3.2, trouble) == line
     assert len(line) <= WIDTH
+
+
+@pytest.mark.parametrize(("more", "row", "line"), [
+    ({}, {}, "at most 1:13:00 | 4,938,268 frames | 8,211/s | return -20.45 of 18 | lag 4.8"),
+    ({}, {"mean_return": None}, "at most 1:13:00 | 4,938,268 frames | 8,211/s | return -3.20 so far | lag 4.8"),
+    ({"eval_every_env_steps": 1000}, {},
+     "at most 1:13:00 | 4,938,268 frames | 8,211/s | return -20.45 | eval -3.00 of 18")])
+def test_the_progress_line_says_which_return_would_be_enough(more: dict, row: dict, line: str) -> None:
+    cfg = make_config({"env": "tiny", "env_frameskip": 4, "stop_at_return": 18.0}, more)
+    policies = [SimpleNamespace(last_evaluation={"eval_return": -3.0})] if more else []
+    assert describe_progress(cfg, ROW | row, policies, 4380.0, 10_000_000, -3.2, []) == line
+
+
+@pytest.mark.parametrize("num_policies", [1, 20])
+def test_the_last_lines_fit_80_columns(num_policies: int) -> None:
+    cfg = make_config({"env": "tiny", "stop_at_return": -20.0})
+    summary = {"env_steps": 123_456_789, "wall_sec": 45_296.0, "mean_return": [-1234.5] * num_policies,
+               "best_score": [-1034.5] * num_policies, "peak_memory_mb": 12_345.6}
+    good, bad = ([SimpleNamespace(reached=reached), SimpleNamespace(reached=-21.0)] for reached in (-19.5, -20.5))
+    lines = describe_end(cfg, summary, good).splitlines()
+    assert all(len(line) <= WIDTH for line in lines), lines
+    assert " ".join(" ".join(lines[:-2]).split()) == (
+        "123,456,789 env_steps in 12:34:56, mean return " + ", ".join(["-1234.50"] * num_policies) + ", best score "
+        + ", ".join(["-1034.50"] * num_policies))
+    assert lines[-2:] == ["peak memory 12.35 GB; records in train_dir/tiny",
+                          "finished: a return of -19.50 has reached --stop_at_return=-20"]
+    assert describe_end(cfg, summary, bad).splitlines() == lines[:-1]
+    nothing = describe_end(cfg, summary | {"best_score": [None] * num_policies}, bad)
+    assert "best score none yet peak memory" in " ".join(nothing.split())
 
 
 def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from_the_call(

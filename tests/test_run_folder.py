@@ -144,7 +144,8 @@ def test_another_network_is_refused_by_the_settings_that_changed(finished: Path,
     ([], 0, r"nothing to do: the run has 2\d\d of 200 env_steps; train on with --train_for_env_steps=400, or begin "
      r"anew with --restart_behavior=restart"),
     (["--train_for_env_steps=1000", "--train_for_seconds=0.001"], 0,
-     r"nothing to do: the run has trained for \d of 0\.001 s; train on with --train_for_seconds=\d+, or begin anew "),
+     r"nothing to do: the run has 2\d\d of 1,000 env_steps, \d of 0\.001 s; train on with --train_for_seconds=\d+, "),
+    (["--train_for_seconds=0.001"], 0, r" with --train_for_env_steps=400 --train_for_seconds=\d+, or begin anew "),
     (["--trace_sec=5"], 2, "nothing to do: the run has")])
 def test_a_finished_run_says_how_it_could_go_on(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture,
                                                 flags: list[str], status: int, complaint: str) -> None:

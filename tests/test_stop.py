@@ -151,7 +151,7 @@ def test_an_output_that_nobody_takes_stops_nothing(tmp_path: Path, redirect: str
                           check=False, timeout=120, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stderr) == (0, "")
     assert read_summary(tmp_path / "first")["env_steps"] >= 1000
-    assert "1,0" in (tmp_path / "first" / "log.txt").read_text().splitlines()[-1]
+    assert "1,0" in (tmp_path / "first" / "log.txt").read_text().splitlines()[-2]
 
 
 def in_closing_terminal(train_dir: Path) -> int:

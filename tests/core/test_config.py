@@ -25,7 +25,7 @@ from runtime.user_error import UserError
 from shared_buffers import SharedBuffers, check_num_slots
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
-SIGNED = ["obs_subtract_mean"]
+SIGNED = ["obs_subtract_mean", "stop_at_return"]
 FACTORS = ["pbt_perturb_min", "pbt_perturb_max"]  # refused together
 NUMERIC = [name for name, field in FIELDS.items() if field.type in (int, float) and name not in SIGNED + FACTORS]
 FLOATS = [name for name, field in FIELDS.items() if field.type is float]

@@ -23,11 +23,10 @@ def main(argv: list[str]) -> int:
 
             if not {"-h", "--help", "--serial_mode"} & set(argv):
                 start_server()  # does the slow imports at the same time: the first SGD step comes 1 s earlier
-            from runtime.command_line import algo_of, make_parser  # noqa: PLC0415
+            from runtime.run_folder import parse_settings  # noqa: PLC0415
             from supervisor import Supervisor  # noqa: PLC0415
 
-            algo = algo_of(argv)
-            given = vars(make_parser(__doc__.splitlines()[0], algo=algo).parse(argv))
+            given = parse_settings(argv, __doc__.splitlines()[0])
             system = Supervisor(**{"env": "", **given})
             with STOP_SIGNAL.deferred(), contextlib.closing(system):
                 training = True

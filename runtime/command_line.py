@@ -5,16 +5,15 @@ import contextlib
 import dataclasses
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from config import Config, algorithm_class, describe_unknown
 from runtime.user_error import UserError
 
 MAX_METAVAR = 40  # characters of all choices of a setting; more would not fit into a line
-OTHER_DEFAULTS = """The family of the environment, the algorithm (PROFILES in envs/families.py, appo.py and
-so on) and the machine (runtime/machine.py) have defaults of their own, which come
-before these; config.json in the run's folder holds all."""
+OTHER_DEFAULTS = """The environment, the algorithm and the machine have defaults of their own, which come before
+these: --env ID --help shows them. config.json in the run's folder holds all."""
 
 
 def parse_bool(text: str) -> bool:
@@ -70,12 +69,14 @@ def algo_of(argv: Sequence[str]) -> str:
     return parser.parse_known_args(argv)[0].algo
 
 
-def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> OneLineParser:
+def make_parser(description: str, algo: str = Config.algo, values: Mapping[str, Any] | None = None) -> OneLineParser:
     """Make the command line of all settings of an algorithm, grouped, with their defaults in the help.
 
-    The parsed namespace holds only what was given.
+    values: those that differ from the defaults for the environment in question, if there is one. The parsed namespace
+    holds only what was given.
     """
-    parser = OneLineParser(description=description, epilog=epilog + OTHER_DEFAULTS, allow_abbrev=False,
+    epilog = "In brackets: what a new run gets by this command on this machine." if values else OTHER_DEFAULTS
+    parser = OneLineParser(description=description, epilog=epilog, allow_abbrev=False,
                            argument_default=argparse.SUPPRESS, usage="%(prog)s --env ID [--setting VALUE ...]",
                            formatter_class=argparse.RawDescriptionHelpFormatter)  # keeps the epilog's lines
     parser.algo = algo
@@ -85,6 +86,7 @@ def make_parser(description: str, epilog: str = "", algo: str = Config.algo) -> 
         if meta["group"] not in groups:
             groups[meta["group"]] = parser.add_argument_group(meta["group"])
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+        default = (values or {}).get(field.name, default)
         arguments: dict[str, Any] = {"help": f"{meta['help']} [{show_default(default)}]".replace("%", "%%")}
         if field.type is bool:
             arguments |= {"type": parse_bool, "nargs": "?", "const": True, "metavar": "BOOL"}

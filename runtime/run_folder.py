@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from config import Config, canonical_algo, make_config, tunable, without_gone
 from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
-from runtime.command_line import as_typed
+from runtime.command_line import algo_of, as_typed, make_parser
 from runtime.files import load_saved, run_dir_of, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
@@ -27,6 +27,15 @@ PLACE = ("env", "train_dir", "experiment")  # where the run is, and what it is l
 KIND = ("env", "env_kwargs", "algo", "nonlinearity", "squash_actions", "adaptive_stddev", "obs_subtract_mean",
         "obs_scale", "normalize_input_keys", "normalize_returns", "seed")
 ANOTHER = "use another --experiment NAME, or --restart_behavior=restart"
+
+
+def parse_settings(argv: Sequence[str], description: str) -> dict[str, Any]:
+    """Return the settings that a command line gives; with --help show those that its environment gets, and end."""
+    parser = make_parser(description, algo_of(argv))
+    if {"-h", "--help"} & set(argv):
+        given = vars(parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])[0])
+        parser = make_parser(description, parser.algo, profile(given["env"], given) | given if "env" in given else {})
+    return vars(parser.parse(argv))
 
 
 def configure(given: Mapping[str, Any]) -> Config:

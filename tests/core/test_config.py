@@ -19,8 +19,9 @@ from config import ALGORITHMS, MAX_POLICIES, Config, algorithm_class, make_confi
 from envs.vector_env import EnvInfo
 from evaluate import make_arguments
 from model import make_model
-from runtime.command_line import make_parser
+from runtime.command_line import make_parser, show_default
 from runtime.files import load_saved
+from runtime.run_folder import configure, parse_settings
 from runtime.user_error import UserError
 from shared_buffers import SharedBuffers, check_num_slots
 
@@ -300,6 +301,27 @@ def test_help_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPat
         else:
             assert shown == ((" ".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none")
         assert all(choice in helps[name] for choice in field.metadata["choices"] or ())
+
+
+@pytest.mark.parametrize(("argv", "values"), [
+    (["--env", "PongNoFrameskip-v4"], {"env": "PongNoFrameskip-v4", "env_frameskip": "4", "reward_clip": "1"}),
+    (["--env=CartPole-v1", "--gamma=0.5"], {"train_for_env_steps": "500,000", "nonlinearity": "tanh", "gamma": "0.5"}),
+    (["--env", "CartPole-v1", "--algo", "apex"], {"batch_size": "64", "replay_size": "50,000"}),
+    ([], {"env": "none", "env_frameskip": "1", "train_for_env_steps": "10,000,000", "nonlinearity": "elu"})], ids=str)
+def test_help_shows_the_values_that_an_environment_gets(
+        argv: list[str], values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "10000")
+    argv = [*argv, f"--train_dir={tmp_path}"]
+    with pytest.raises(SystemExit) as left:
+        parse_settings([*argv, "--help"], "test")
+    assert left.value.code == 0
+    entries = [entry.partition("\n\n")[0] for entry in re.split(r"\n +--", capsys.readouterr().out)[1:]]
+    shown = {entry.split()[0]: re.search(r"\[([^[]*)\]$", entry)[1] for entry in entries}
+    assert {name: shown[name] for name in values} == values
+    if argv[1:]:
+        made = vars(configure(parse_settings(argv, "")))
+        assert shown == {name: show_default(value) for name, value in made.items()}
 
 
 def test_help_leaves_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:

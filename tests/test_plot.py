@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
+from runtime.files import save_settings
 from tools import plot
 from tools.figures import COLORS
 
@@ -27,11 +29,22 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path.parent
 
 
-def make_run(run_dir: Path, value: float, begin: int = 1, end: int = 4, **more: Any) -> Path:
-    """Make a run whose mean return is value + i after i minutes and i million env_steps."""
-    rows = [{"wall_sec": 60.0 * i, "env_steps": 1_000_000 * i, "mean_return": value + i} | more
-            for i in range(begin, end)]
-    return write_lines(run_dir / "metrics.jsonl", rows)
+def make_run(run_dir: Path, value: float, begin: int = 1, end: int = 4, settings: dict[str, Any] | None = None,
+             sec: float = 60.0, steps: int = 1_000_000, **more: Any) -> Path:
+    """Make a run whose mean return is value + i after i minutes and i million env_steps, or other units."""
+    rows = [{"wall_sec": sec * i, "env_steps": steps * i, "mean_return": value + i} | more for i in range(begin, end)]
+    write_lines(run_dir / "metrics.jsonl", rows)
+    if settings is not None:
+        save_settings(run_dir / "config.json", {"env": "X", "experiment": run_dir.name, "seed": 0} | settings)
+    return run_dir
+
+
+def legend_of(figure: Figure) -> list[str]:
+    """Return the texts of the legend, which lies above all panels."""
+    (legend,) = figure.legends
+    below = max(panel.get_tightbbox().y1 for panel in figure.axes)
+    assert below <= legend.get_window_extent().y0 + 1, "it covers no curve and no title"
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, *argv: str | Path) -> Figure:
@@ -57,11 +70,11 @@ def test_runs_that_differ_only_in_their_seed_are_one_mean_curve_as_far_as_all_re
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     for name, seed, rate in (("fast_0", 0, 1e-3), ("fast_1", 1, 1e-3), ("fast_2", 2, 1e-3), ("slow_0", 0, 1e-4)):
-        runs.append(make_run(tmp_path / name, 3 * seed**2, seed, 20 + seed))
-        settings = {"seed": seed, "experiment": name, "train_dir": str(tmp_path), "learning_rate": rate}
-        (runs[-1] / "config.json").write_text(json.dumps(settings))
+        settings = {"seed": seed, "learning_rate": rate}
+        runs.append(make_run(tmp_path / name, 3 * seed**2, seed, 20 + seed, settings))
     runs.append(make_run(tmp_path / "without_settings", 0))
-    for panel in draw(monkeypatch, *runs, tmp_path / "curve.png").axes:
+    figure = draw(monkeypatch, *runs, tmp_path / "curve.png")
+    for panel in figure.axes:
         mean = max(panel.lines, key=lambda line: line.get_linewidth())
         x, y = mean.get_xydata().T
         assert (x[0], x[-1]) == (2, 19)
@@ -70,20 +83,62 @@ def test_runs_that_differ_only_in_their_seed_are_one_mean_curve_as_far_as_all_re
         places, ends = band.get_paths()[0].vertices.T
         offsets = ends - places  # all curves have the same slope, so the band has the same width everywhere
         assert -1e-9 < offsets.min() < 5 < offsets.max() < 12 + 1e-9
-    legend = [text.get_text() for text in panel.get_legend().get_texts()]
-    assert legend == ["fast, mean of 3", "slow_0", "without_settings"]
+    assert legend_of(figure) == ["fast, mean of 3", "slow_0", "without_settings"]
     nothing = plot.mean_curve([np.array([[0, 5], [1, 5]]), np.array([[2, 5], [3, 5]])])
     assert [len(part) for part in nothing] == [0] * 4, "they share no place"
+
+
+@pytest.mark.parametrize(("runs", "legend"), [
+    ({"A": 0, "B": 0}, ["A", "B"]), ({"A": 0, "B": 1}, ["A", "B"]), ({"run_0": 0, "run_1": 0}, ["run_0", "run_1"]),
+    ({"run1": 0, "run2": 7}, ["run, mean of 2"]), ({"a/seed_0": 0, "a/seed_1": 1}, ["a, mean of 2"]),
+    ({"X-v1": 0, "X-v1_1": 1, "X-v2": 2}, ["X-v1, mean of 2", "X-v2"]), ({"X_s0": 0, "X_s1": 1}, ["X, mean of 2"]),
+    ({"a/X": 0, "b/X": 1}, ["{}/a/X", "{}/b/X"])], ids=str)
+def test_runs_that_were_named_apart_are_drawn_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    runs: dict[str, int], legend: list[str]) -> None:
+    folders = [make_run(tmp_path / name, 3, settings={"seed": seed}) for name, seed in runs.items()]
+    figure = draw(monkeypatch, *folders, tmp_path / "curve.png")
+    assert legend_of(figure) == [text.format(tmp_path) for text in legend]
+
+
+@pytest.mark.parametrize(("sec", "steps", "labels", "last"), [
+    (59.9, 5_000, ["seconds", "thousand env_steps"], [179.7, 15]), (60, 300, ["minutes", "env_steps"], [3, 900]),
+    (3600, 400_000, ["hours", "million env_steps"], [3, 1.2])])
+def test_the_units_are_those_that_a_reader_would_choose(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sec: float, steps: int, labels: list[str],
+        last: list[float]) -> None:
+    run = make_run(tmp_path / "run", 5, sec=sec, steps=steps, eval_return=1.0)
+    panels = draw(monkeypatch, run, tmp_path / "curve.png").axes
+    assert [panel.get_xlabel() for panel in panels] == labels
+    for panel, end in zip(panels, last, strict=True):
+        assert [line.get_xdata()[-1] for line in panel.lines] == pytest.approx([end, end])
+
+
+def test_the_legend_of_one_panel_and_long_names_cover_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["shaping/delta/of/something/that/has/a/long/name", "exploration_loss_coeff"]
+    for number, varied in enumerate(([], names)):
+        events = [{"policy": policy, "policy_steps": 4_000_000 * i, "env_steps": i, "objective": i, "donor": None,
+                   "words": "", **dict.fromkeys(varied, i)} for policy in range(20) for i in range(3)]
+        run_dir = write_lines(tmp_path / str(number) / "population.jsonl", events)
+        figure = draw(monkeypatch, run_dir, tmp_path / "population.png", "--population")
+        assert legend_of(figure) == [f"policy {policy}" for policy in range(20)]
+        panels = figure.axes
+        assert panels[-1].get_xlabel() == "million env_steps of the policy"
+        assert panels[0].get_window_extent().height > 100, "dots, 100 an inch"
+        for panel in panels:
+            box = panel.get_tightbbox()
+            assert min(box.x0, box.y0) >= -1
+            assert max(box.x1 / figure.bbox.x1, box.y1 / figure.bbox.y1) <= 1
+        assert all(upper.get_tightbbox().y0 >= lower.get_tightbbox().y1 for upper, lower in pairwise(panels))
 
 
 def test_the_objective_and_all_that_has_changed_in_a_population_are_drawn(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = write_lines(tmp_path / "run" / "population.jsonl", EVENTS)
     panels = draw(monkeypatch, run_dir, tmp_path / "population.png", "--population").axes
-    assert {panel.get_ylabel(): [line.get_xydata().tolist() for line in panel.lines] for panel in panels} == {
-        "objective": [[[1000, -7]], [[900, -3.5]]],
-        "learning_rate": [[[0, 1e-3], [1000, 1.2e-2]], [[0, 1e-2], [900, 1e-2]]],
-        "shaping/use": [[[0, 1], [1000, 0]], [[0, 1], [900, 1]]]}
+    assert {panel.get_title("left"): [line.get_xydata().tolist() for line in panel.lines] for panel in panels} == {
+        "objective": [[[1, -7]], [[0.9, -3.5]]],
+        "learning_rate": [[[0, 1e-3], [1, 1.2e-2]], [[0, 1e-2], [0.9, 1e-2]]],
+        "shaping/use": [[[0, 1], [1, 0]], [[0, 1], [0.9, 1]]]}
     circles, _ = panels[0].collections
     assert circles.get_edgecolors().tolist() == [list(to_rgba(COLORS[1]))], "that of the donor"
 

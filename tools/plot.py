@@ -1,16 +1,18 @@
 """Draw learning curves of one run or several: `python -m tools.plot train_dir/PongNoFrameskip-v4 curve.png`.
 
-Reads each run's `metrics.jsonl`: the true mean return of the last 100 episodes (or another key) over minutes of
+Reads each run's `metrics.jsonl`: the true mean return of the last 100 episodes (or another key) over the time of
 training and env_steps, each policy of a population as a thin line, and the scores of evaluations during training as
-dots. Runs whose settings differ in nothing but the seed and the name are drawn together: a thick line is their mean as
-far as all of them reach, the band around it its 95 % interval (bootstrap), thin lines are the runs. With `--population`
+dots. Runs whose settings differ in the seed alone, and their names in a number at the end (or that of the folder around
+seed_0, seed_1, ... is one), are drawn together: a thick line is their mean as far as all of them reach, the band around
+it its 95 % interval (bootstrap), thin lines are the runs. With `--population`
 it reads the `population.jsonl` of one run: the objective of each policy and all that was mutated over the policy's
 env_steps, with a circle wherever a policy became a copy of another, in the color of that one.
 """
 
 import argparse
+import contextlib
 import itertools
-import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -19,12 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from runtime.files import read_lines
+from runtime.files import load_saved, read_lines
 from runtime.user_error import UserError, nearest
 from tools.figures import COLORS, GRAY, drawing
 
 POINTS = 200  # of a mean curve
 RESAMPLES = 1000  # of the bootstrap
+# from how many on, the size of the unit, its name
+TIME = ((0, 1, "seconds"), (180, 60, "minutes"), (3 * 3600, 3600, "hours"))
+STEPS = ((0, 1, "env_steps"), (1e3, 1e3, "thousand env_steps"), (1e6, 1e6, "million env_steps"))
 OF_ONE_RUN = {"seed", "experiment", "train_dir", "restart_behavior", "trust_run"}  # what runs of one setting differ in
 OF_AN_EVENT = {"policy", "policy_steps", "env_steps", "objective", "donor", "words"}  # the rest was mutated
 
@@ -38,12 +43,12 @@ def read_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def read_curves(run_dir: Path, key: str) -> list[np.ndarray]:
-    """Read a key of the whole run, then of each policy of a population: minutes, million env_steps, values, [N, 3]."""
+    """Read a key of the whole run, then of each policy of a population: seconds, env_steps, values, [N, 3]."""
     rows = read_rows(run_dir)
     curves = []
     for policy in range(-1, len(rows[0].get("policies", ()))):
         parts = [(row, row if policy < 0 else row["policies"][policy]) for row in rows]
-        points = [(row["wall_sec"] / 60, row["env_steps"] / 1e6, part[key]) for row, part in parts
+        points = [(row["wall_sec"], row["env_steps"], part[key]) for row, part in parts
                   if part.get(key) is not None]
         curves.append(np.array(points).reshape(-1, 3))
     return curves
@@ -65,44 +70,62 @@ def mean_curve(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np
     return places, values.mean(0), low, high
 
 
-def read_setting(run_dir: Path) -> str:
-    """Read what a run has in common with those of other seeds; without its settings it is alone."""
-    try:
-        settings = dict(json.loads((run_dir / "config.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return str(run_dir)
-    return json.dumps({name: value for name, value in settings.items() if name not in OF_ONE_RUN}, sort_keys=True)
+def without_number(run_dir: Path) -> Path:
+    """Return a run's folder without the number of its seed; the one around it where nothing is left."""
+    path = run_dir.resolve()
+    name = re.sub(r"([_.-](s|seed)?[_.-]?)?(?<![-_.]v)(?<!\d)\d+$", "", path.name)
+    return path.parent if name in ("", "s", "seed") else path.with_name(name)
 
 
-def name_group(run_dirs: Sequence[Path]) -> str:
-    """Name runs that differ in their seed: by the first one's name without its number, or by their folder."""
-    first = run_dirs[0].resolve()
-    if re.fullmatch(r"(s|seed)?[_.-]?\d*", first.name):
-        return first.parent.name
-    return first.name if len(run_dirs) == 1 else re.sub(r"[_.-]?\d*$", "", first.name)
+def group_runs(run_dirs: Sequence[Path]) -> dict[str, list[Path]]:
+    """Put runs together that differ in their seed alone; return the groups by their names."""
+    groups: dict[str, dict[Any, Path]] = {}  # of each the runs by their seeds
+    for run_dir in run_dirs:
+        settings = {"run": str(run_dir)}  # without its settings it is alone
+        with contextlib.suppress(UserError):
+            settings = load_saved(run_dir / "config.json")
+        common = [setting for setting in sorted(settings.items()) if setting[0] not in OF_ONE_RUN]
+        group, seed = f"{without_number(run_dir)} {common}", settings.get("seed")
+        groups.setdefault(str(run_dir) if seed in groups.get(group, ()) else group, {})[seed] = run_dir
+    members = [[*group.values()] for group in groups.values()]
+    names = [without_number(each[0]).name if len(each) > 1 else each[0].resolve().name for each in members]
+    return {name if names.count(name) == 1 else str(each[0]): each for name, each in zip(names, members, strict=True)}
+
+
+def choose_unit(largest: float, units: Sequence[tuple[float, float, str]]) -> tuple[float, str]:
+    """Return the size and the name of the unit in which a reader would count so many."""
+    return max(unit for unit in units if largest >= unit[0])[1:]
+
+
+def add_legend(figure: Any, panel: Any) -> None:
+    """Explain the lines of a panel above all panels, in as many rows as that takes."""
+    handles, labels = panel.get_legend_handles_labels()
+    columns = max(1, 110 // (8 + max(map(len, labels))))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
 
 
 def draw(run_dirs: Sequence[Path], output: Path, goal: float | None, key: str = "mean_return") -> None:
     """Draw the curves of some runs into a picture file; a dashed line marks the goal. Raises `UserError`."""
-    groups: dict[str, list[Path]] = {}
-    for run_dir in run_dirs:
-        groups.setdefault(read_setting(run_dir), []).append(run_dir)
+    last = {run_dir: read_rows(run_dir)[-1] for run_dir in run_dirs}
+    for run_dir, row in last.items():
         if not any(map(len, read_curves(run_dir, key))):
-            raise UserError(f"{run_dir} holds no {key}{nearest(key, read_rows(run_dir)[-1])}")
-    with drawing(output, 3.6) as figure:
+            raise UserError(f"{run_dir} holds no {key}{nearest(key, row)}")
+    with drawing(output, 3.4) as figure:
         panels = figure.subplots(1, 2, sharey=True)
-        for color, members in zip(itertools.cycle(COLORS), groups.values(), strict=False):
-            for axis, panel in enumerate(panels):
-                runs = [[curve[:, [axis, 2]] for curve in read_curves(run_dir, key)] for run_dir in members]
-                draw_group(panel, runs, color, name_group(members))
+        for axis, (panel, name, units) in enumerate(zip(panels, ("wall_sec", "env_steps"), (TIME, STEPS), strict=True)):
+            size, unit = choose_unit(max(row[name] for row in last.values()), units)
+            for color, (label, members) in zip(itertools.cycle(COLORS), group_runs(run_dirs).items(), strict=False):
+                runs = [[curve[:, [axis, 2]] / (size, 1) for curve in read_curves(run_dir, key)] for run_dir in members]
+                draw_group(panel, runs, color, label)
                 for run_dir in members if key == "mean_return" else ():
                     evaluations = read_curves(run_dir, "eval_return")[0]
-                    panel.plot(evaluations[:, axis], evaluations[:, 2], "o", markersize=3, color=color)
-        panels[0].set(xlabel="minutes", ylabel=key)
-        panels[1].set(xlabel="million env_steps")
-        for panel in panels if goal is not None else ():
-            panel.axhline(goal, color=GRAY, linestyle="--", linewidth=1)
-        panels[1].legend(loc="lower right")
+                    panel.plot(evaluations[:, axis] / size, evaluations[:, 2], "o", markersize=3, color=color)
+            panel.set(xlabel=unit)
+            if goal is not None:
+                panel.axhline(goal, color=GRAY, linestyle="--", linewidth=1)
+        panels[0].set(ylabel=key)
+        add_legend(figure, panels[1])
 
 
 def draw_group(panel: Any, runs: Sequence[Sequence[np.ndarray]], color: str, label: str) -> None:
@@ -126,19 +149,20 @@ def draw_population(run_dir: Path, output: Path) -> None:
         raise UserError(f"{run_dir} holds no population.jsonl")
     changed = [name for name in events[0].keys() - OF_AN_EVENT if len({event[name] for event in events}) > 1]
     names = ["objective", *sorted(changed)]
+    size, unit = choose_unit(max(event["policy_steps"] for event in events), STEPS)
     with drawing(output, 0.6 + 1.8 * len(names)) as figure:
         panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
         for panel, name in zip(panels, names, strict=True):
             for policy in sorted({event["policy"] for event in events}):
                 own = [event for event in events if event["policy"] == policy and event[name] is not None]
-                steps, values = [event["policy_steps"] for event in own], [float(event[name]) for event in own]
+                steps, values = [event["policy_steps"] / size for event in own], [float(event[name]) for event in own]
                 copies = ["none" if event["donor"] is None else COLORS[event["donor"] % len(COLORS)] for event in own]
                 panel.plot(steps, values, marker=".", label=f"policy {policy}", color=COLORS[policy % len(COLORS)],
                            drawstyle="default" if name == "objective" else "steps-post")
                 panel.scatter(steps, values, s=28, facecolors="none", edgecolors=copies, zorder=3)
-            panel.set(ylabel=name)
-        panels[-1].set(xlabel="env_steps of the policy")
-        panels[0].legend(ncols=4)
+            panel.set_title(name, loc="left")  # of whatever length
+        panels[-1].set(xlabel=f"{unit} of the policy")
+        add_legend(figure, panels[0])
 
 
 def main(argv: list[str]) -> int:

@@ -211,6 +211,7 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
         raise UserError(f"--res_w and --res_h need uint8 images of height x width x channels, not {shapes}; leave them "
                         "at 0")
     largest = float(np.finfo(np.float32).max)
+    env.frames_per_sec = 60.0 if kind == "atari" else env.frames_per_sec  # as the console; ALE says 30
     env.max_reward = largest if math.isfinite(cfg.reward_clip) else min(largest, LARGEST / cfg.reward_scale)
     return env
 

@@ -1,5 +1,6 @@
 """`evaluate.py --record_video`: a film of the true picture, every frame of it, and refusals of one line."""
 
+import contextlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ from PIL import Image
 
 import evaluate
 from appo import APPO
+from config import make_config
+from envs.families import make_vector_env
 from runtime.user_error import UserError
 from tools.video import VideoWriter
 
@@ -41,6 +44,12 @@ def read_mp4(path: Path) -> tuple[list[np.ndarray], float]:
     return frames, film.get(cv2.CAP_PROP_FPS)
 
 
+def durations_of(film: Path) -> list[float]:
+    """Return how long each picture of a GIF is shown, in ms."""
+    with Image.open(film) as gif:
+        return [gif.seek(index) or gif.info["duration"] for index in range(gif.n_frames)]
+
+
 @pytest.mark.parametrize("suffix", ["mp4", "gif"])
 def test_every_frame_is_recorded(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                  suffix: str) -> None:
@@ -57,15 +66,44 @@ def test_every_frame_is_recorded(trained: Path, tmp_path: Path, capsys: pytest.C
         assert frames[0].std() > 1
         assert (frames[0] != frames[-1]).any()
     else:  # a GIF holds a picture that does not change once, for a longer time
-        with Image.open(film) as gif:
-            durations = [gif.seek(index) or gif.info["duration"] for index in range(gif.n_frames)]
-        assert sum(durations) == num_frames * 1000 // 50
+        assert sum(durations_of(film)) == num_frames * 1000 // 50
     assert [*film.parent.iterdir()] == [film]
 
 
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+def test_a_game_is_large_enough_to_watch_at_the_speed_of_the_console(tmp_path: Path, suffix: str) -> None:
+    """60 frames a second, of which the policy sees each fourth: 10 of these are two thirds of a second."""
+    cfg = make_config({"env": "PongNoFrameskip-v4", "env_frameskip": 4, "env_framestack": 4})
+    writer = VideoWriter(tmp_path / f"film.{suffix}", 60 / 4)
+    with contextlib.closing(make_vector_env(cfg, 1, "rgb_array")) as env:
+        assert env.frames_per_sec == 60
+        env.reset([0])
+        shown = env.render()
+        assert shown.shape == (210, 160, 3)
+        for _ in range(10):
+            writer.add(env)
+            env.step([np.zeros((1, 1), np.float32)])
+    writer.close()
+    film = cv2.VideoCapture(str(writer.path))
+    first = film.read()[1][:, :, ::-1].astype(int)
+    assert abs(first - shown.repeat(2, 0).repeat(2, 1)).mean() < 3
+    if suffix == "mp4":
+        assert (film.get(cv2.CAP_PROP_FPS), film.get(cv2.CAP_PROP_FRAME_COUNT)) == (15, 10)
+    else:
+        assert sum(durations_of(writer.path)) in (660, 670)
+
+
+def test_a_long_gif_is_whole(tmp_path: Path) -> None:
+    writer = VideoWriter(tmp_path / "film.gif", 15.0)
+    for number in range(3100):
+        writer.add(SimpleNamespace(render=lambda number=number: np.full((400, 4, 3), number % 250, np.uint8)))
+    writer.close()
+    assert abs(sum(durations_of(writer.path)) - 3100 / 15 * 1000) <= 10
+
+
 def test_an_mp4_of_an_odd_size_gets_one_more_row_and_column(tmp_path: Path) -> None:
-    y, x = np.mgrid[:31, :45]
-    still = np.stack([250 * y // 31, 250 * x // 45, 255 - 250 * y // 31], -1).astype(np.uint8)
+    y, x = np.mgrid[:401, :45]
+    still = np.stack([250 * y // 401, 250 * x // 45, 255 - 250 * y // 401], -1).astype(np.uint8)
     writer = VideoWriter(tmp_path / "film.mp4", 100 / 7)
     for shown in (still, still[::-1]):
         writer.add(SimpleNamespace(render=lambda shown=shown: shown))
@@ -73,13 +111,13 @@ def test_an_mp4_of_an_odd_size_gets_one_more_row_and_column(tmp_path: Path) -> N
     frames, frames_per_sec = read_mp4(tmp_path / "film.mp4")
     assert frames_per_sec == pytest.approx(100 / 7, abs=0.01)
     for frame, shown in zip(frames, (still, still[::-1]), strict=True):
-        assert frame.shape == (32, 46, 3)
-        assert abs(frame[:31, :45].astype(int) - shown).mean() < 8
+        assert frame.shape == (402, 46, 3)
+        assert abs(frame[:401, :45].astype(int) - shown).mean() < 8
 
 
 @pytest.mark.parametrize(("name", "ffmpeg", "hint"), [
     ("film.avi", "", "ends in .mp4 or .gif"), ("a_file/film.mp4", "", "cannot be written"),
-    ("film.mp4", "/nowhere/ffmpeg", r"try a file that ends in \.gif")])
+    ("film.mp4", "/nowhere/ffmpeg", "is there another ffmpeg")])
 def test_a_film_that_cannot_be_written_is_one_line_and_leaves_no_file(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ffmpeg: str, hint: str) -> None:
     (tmp_path / "a_file").touch()

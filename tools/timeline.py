@@ -82,7 +82,7 @@ def draw(rows: dict[str, Spans], output: Path, begin: float, end: float) -> None
         axes.grid(visible=False)
         names = sorted(handles)
         figure.legend([handles[name] for name in names], names, loc="outside upper center", ncols=5,
-                      title="hatched: other work, or no free core")
+                      title="hatched: other work, or no free core; half as high: a part of the bar behind it")
 
 
 def shorten(spans: Spans) -> Spans:

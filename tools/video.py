@@ -1,32 +1,32 @@
-"""Videos of an environment: mp4 (H.264, which browsers play) or GIF. Used by `evaluate.py`."""
+"""Films of an environment: mp4 (H.264, which browsers play) or GIF, written frame by frame. Used by `evaluate.py`."""
 
+import math
 from pathlib import Path
 
-import imageio.v2 as imageio
 import numpy as np
+from imageio_ffmpeg import write_frames
 
 from envs.vector_env import VectorEnv
 from runtime.user_error import UserError
 
-MP4 = {"macro_block_size": 1, "quality": 7, "ffmpeg_log_level": "error",
-       "output_params": ["-movflags", "+faststart"]}  # a browser begins before it has all
-MAX_GIF_FRAMES = 3000  # a GIF is kept in memory until it is written
+HOW = {".mp4": {"quality": 7, "output_params": ["-movflags", "+faststart"]},  # a browser begins before it has all
+       ".gif": {"codec": "gif", "pix_fmt_out": "pal8", "output_params": [  # a palette for each frame
+           "-vf", "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1:dither=none"]}}
+MIN_HEIGHT = 400  # smaller pictures are enlarged
 
 
 class VideoWriter:
     """Writes the pictures of an environment to an mp4 or GIF file."""
 
     def __init__(self, path: Path, frames_per_sec: float) -> None:
-        if path.suffix not in (".mp4", ".gif"):
+        if path.suffix not in HOW:
             raise UserError(f"--record_video={path} cannot be written; choose a file that ends in .mp4 or .gif")
         try:  # now rather than after hours of play
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("ab").close()
         except OSError as error:
             raise UserError(f"--record_video={path} cannot be written ({error.strerror})") from error
-        self.path, self.num_frames, self.is_gif = path, 0, path.suffix == ".gif"
-        how = {"duration": 1000 / frames_per_sec, "loop": 0} if self.is_gif else {"fps": frames_per_sec} | MP4
-        self.writer = imageio.get_writer(path, **how)
+        self.path, self.frames_per_sec, self.num_frames = path, frames_per_sec, 0
 
     def add(self, env: VectorEnv) -> None:
         """Append the current picture."""
@@ -36,21 +36,25 @@ class VideoWriter:
             picture = np.zeros(0)
         if picture.ndim != 3 or picture.shape[2] != 3:
             raise UserError("--record_video: this environment's render() gives no picture [height, width, 3]")
-        if self.is_gif and self.num_frames == MAX_GIF_FRAMES:
-            return
-        if not self.is_gif:  # yuv420p has no odd sizes
-            picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), "edge")
+        times = math.ceil(MIN_HEIGHT / picture.shape[0])
+        picture = picture.repeat(times, 0).repeat(times, 1)
+        picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), "edge")  # for yuv420p
         try:
-            self.writer.append_data(picture)
+            if not self.num_frames:  # this one has the size
+                self.writer = write_frames(self.path, picture.shape[1::-1], fps=self.frames_per_sec, macro_block_size=1,
+                                           ffmpeg_log_level="error", **HOW[self.path.suffix])
+                next(self.writer)
+            self.writer.send(picture)
         except (OSError, RuntimeError) as error:  # ffmpeg has said why; or there is none
             self.num_frames = 0  # `close` removes the file
-            raise UserError(f"--record_video={self.path} cannot be written; try a file that ends in .gif") from error
+            raise UserError(f"--record_video={self.path} cannot be written; is there another ffmpeg for "
+                            "IMAGEIO_FFMPEG_EXE?") from error
         self.num_frames += 1
 
     def close(self) -> None:
         """Finish the file."""
-        self.writer.close()
         if self.num_frames:
+            self.writer.close()
             print(f"recorded {self.path}, {self.num_frames} frames")
         else:
             self.path.unlink(missing_ok=True)

@@ -153,16 +153,20 @@ def objectives_of(policies: list[PolicyRecords], kind_of_policy: list[int]) -> l
     return objectives
 
 
-def save_windows(path: Path, policies: Sequence[PolicyRecords], env_steps: int) -> None:
-    """Write the last episodes of each policy. Raises `OSError`."""
+def save_windows(path: Path, policies: Sequence[PolicyRecords], checkpoint: str) -> None:
+    """Write the last episodes of each policy, beside a checkpoint of this name. Raises `OSError`."""
+    env_steps = int(checkpoint.removesuffix(".pt").rpartition("_")[2])
     windows = {"env_steps": env_steps, "policies": [policy.window() for policy in policies]}
     write_atomically(path, json.dumps(windows) + "\n")
 
 
 def load_windows(path: Path, policies: Sequence[PolicyRecords], resumed_at: int | None) -> None:
-    """Let a run that has ended in order, after so many env_steps, go on with its last episodes."""
+    """Let a run that goes on after so many env_steps have its last episodes, but not those of lost weights.
+
+    Policies save one after another: the run goes on with the largest count of theirs, which need not come last.
+    """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         windows = parse_json(path.read_text())
-        if windows["env_steps"] == resumed_at:
+        if windows["env_steps"] <= resumed_at:
             for policy, window in zip(policies, windows["policies"], strict=True):
                 policy.restore_window(window)

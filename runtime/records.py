@@ -80,8 +80,7 @@ class Records:
         self.memory_bytes = self.peak_memory_bytes = 0
         self.last_memory = -math.inf  # when it was measured
         self.unsaved: dict[tuple[int, int], str] = {}  # (policy, kind of checkpoint): why it could not be written
-        self.is_losing_lines = False
-        self.closed = self.line_open = False
+        self.is_losing_lines = self.closed = self.line_open = False
         self.num_replaced = 0  # components that died or hung
         self.row: dict[str, Any] = {"mean_return": None}  # the last one that was written
 
@@ -147,6 +146,8 @@ class Records:
             policy = self.policies[content[0]]
             self.buffers.best_score[content[0]], self.buffers.best_sort[content[0]] = policy.score_before
             policy.is_saving_best = False
+        elif kind == "saved" and content[1] == SAVE_PERIODIC:
+            self._write(save_windows, self.run_dir / EPISODES, self.policies, content[2])
         elif kind == "saved" and content[1] == SAVE_MILESTONE:
             self.log(f"saved {content[2]}{self._of(content[0])} at env_steps={env_steps:,}")
         elif kind == "saved" and content[1] == SAVE_BEST:
@@ -211,7 +212,6 @@ class Records:
             self._write_row(env_steps)
         self.train_sec += time.monotonic() - self.begun
         self.begun = None
-        self._write(save_windows, self.run_dir / EPISODES, self.policies, env_steps)
         self.resting_since = time.time()
 
     def scored_versions(self) -> list[int | None]:

@@ -19,11 +19,15 @@ from test_train import (
     TRAIN_PY,
     has_learned,
     newest_state,
+    read_rows,
     read_summary,
     run_train,
     wait_until,
 )
+from tiny_envs import Reading
 
+from appo import APPO
+from runtime.files import parse_json
 from runtime.stop import AGAIN_SEC, STOP_SIGNAL
 
 ROOT = Path(__file__).parent.parent
@@ -87,6 +91,30 @@ def test_a_script_saves_and_is_interrupted(tmp_path: Path) -> None:
     assert err.splitlines()[-1] == "KeyboardInterrupt"
     assert "not reached" not in out
     assert newest_state(tmp_path / "first")["sgd_steps"] == read_summary(tmp_path / "first")["sgd_steps"] > 0
+
+
+def test_a_run_that_was_stopped_on_a_busy_machine_goes_on_with_its_last_episodes(tmp_path: Path) -> None:
+    """There the workers go on for a while, until they hear of it: the checkpoints count more than the last report."""
+    def make() -> APPO:
+        return APPO(Reading, train_dir=str(tmp_path), experiment="first", num_workers=1, num_envs_per_worker=4,
+                    rollout=16, batch_size=64, encoder_mlp_layers=(16,), num_policies=2, serial_mode=True)
+
+    def stop() -> bool:
+        if all(policy.num_episodes >= 120 for policy in appo.records.policies):
+            signal.raise_signal(signal.SIGTERM)
+        return False
+
+    with pytest.raises(KeyboardInterrupt), make() as appo:
+        appo.sampling.pause = lambda: None
+        appo.train(100_000, should_stop=stop)
+    ended_with = read_rows(tmp_path / "first" / "metrics.jsonl")[-1]["env_steps"]
+    assert newest_state(tmp_path / "first")["env_steps"] > ended_with
+    before = [list(policy.returns) for policy in appo.records.policies]
+    with make() as resumed:
+        after = [list(policy.returns) for policy in resumed.records.policies]
+        assert ([len(returns) for returns in after], after) == ([100, 100], before)
+    episodes = parse_json((tmp_path / "first" / "episodes.json").read_text())
+    assert episodes["env_steps"] == resumed.env_steps
 
 
 def test_signals_are_raised_where_nobody_asks_and_wait_where_somebody_does() -> None:

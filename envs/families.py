@@ -224,7 +224,7 @@ def gym_vector_env(cfg: Config, spec: EnvSpec, kind: str, num_envs: int, render_
     if spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
         return OneSeed(gym.make_vec(spec, num_envs=num_envs))
     return SyncVectorEnv([lambda: Guard(gym_env(cfg, spec, kind, render_mode), cfg.env, cfg.pbt_target_objective)]
-                         * num_envs)
+                         * num_envs, copy=False)
 
 
 def gym_env(cfg: Config, spec: EnvSpec, kind: str, render_mode: str | None) -> gym.Env:

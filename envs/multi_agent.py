@@ -33,6 +33,7 @@ from envs.vector_env import (
     VectorEnv,
     as_number,
     check_obs,
+    copied,
     read_objective,
 )
 from runtime.by_name import import_module
@@ -97,6 +98,7 @@ class ParallelVectorEnv(VectorEnv):
     def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False,
                  objective: str = TRUE_OBJECTIVE) -> None:
         self.name, self.num_envs, self._objective = name, num_envs, objective
+        self._read = (ACTION_MASK, "is_active", "active_agent", objective)  # of the infos
         self._envs = [make_env() for _ in range(num_envs)]
         first = self._envs[0]
         self.agents = [str(agent) for agent in first.possible_agents]
@@ -155,12 +157,12 @@ class ParallelVectorEnv(VectorEnv):
                     place = self._place[i * len(self.agents) + number]
                     chosen[agent] = decoded[self.kind_of_agent[number]][place]
             with self._naming("step", i):
-                results.append(dicts_by_agent("step", env.step(chosen)))
+                results.append(dicts_by_agent("step", env.step(chosen), self._read))
         return self._join(results, was_reset)
 
     def _reset(self, i: int, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         with self._naming("reset", i):
-            obs, infos = dicts_by_agent("reset", self._envs[i].reset(seed=seed))
+            obs, infos = dicts_by_agent("reset", self._envs[i].reset(seed=seed), self._read)
             if not obs:
                 raise ValueError("it has returned no observation")
         self._live[i], self._ended[i] = [], set()
@@ -262,9 +264,14 @@ def agent_space(env: Any, what: str, agent: Any) -> spaces.Space:
     return space(agent) if callable(space) else space[agent]
 
 
-def dicts_by_agent(what: str, returned: Any) -> Sequence[Mapping[Any, Any]]:
-    """Return what reset() or step() has returned. Raises `TypeError` when these are not as many dicts as they must."""
+def dicts_by_agent(what: str, returned: Any, read: Sequence[str]) -> Sequence[Mapping[Any, Any]]:
+    """Copy what reset() or step() has returned; of the infos only what is read.
+
+    Raises `TypeError` when these are not as many dicts as they must.
+    """
     is_long = isinstance(returned, (tuple, list)) and len(returned) == len(RETURNS[what])
     if not is_long or not all(isinstance(part, Mapping) for part in returned):
         raise TypeError(f"it must return {len(RETURNS[what])} dicts by agent, of each its {', '.join(RETURNS[what])}")
-    return returned
+    *parts, infos = returned
+    infos = {agent: {key: info[key] for key in read if key in info} for agent, info in infos.items() if info}
+    return [copied(dict(part)) for part in (*parts, infos)]

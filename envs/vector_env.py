@@ -11,6 +11,7 @@ the first observations of the next episode.
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -79,6 +80,15 @@ def check_returned(what: str, returned: Any) -> Sequence[Any]:
     if terminated not in (0, 1) or truncated not in (0, 1):
         raise TypeError(f"terminated {terminated!r} and truncated {truncated!r} must be True or False")
     return obs, as_number(reward), bool(terminated), bool(truncated), info
+
+
+def copied(value: Any) -> Any:
+    """Copy an observation, or dicts of numbers and arrays: who made them may overwrite them, or show them to others."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: copied(part) for key, part in value.items()}
+    return value if isinstance(value, int | float | str) else copy.deepcopy(value)
 
 
 def as_number(value: Any) -> float:
@@ -386,11 +396,11 @@ class Guard(gym.Wrapper):
 
     def _call(self, what: str, *args: Any, **kwargs: Any) -> tuple:
         with naming_failures(self._name, self._first_seed, self._num_steps, what):
-            *rest, info = check_returned(what, getattr(self.env, what)(*args, **kwargs))
-            self.shown = rest[:1]
+            obs, *rest, info = check_returned(what, getattr(self.env, what)(*args, **kwargs))
+            self.shown = [copied(obs)]
             passed: dict[str, Any] = {}
             if (mask := info.get(ACTION_MASK)) is not None:
                 passed[ACTION_MASK] = flatten_mask(mask)
             if not np.isnan(objective := read_objective(info, self._objective)):
                 passed[self._objective] = objective
-            return *rest, passed
+            return *self.shown, *rest, passed

@@ -4,7 +4,7 @@ import copy
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import ale_py.vector_env
@@ -360,6 +360,49 @@ def test_the_environment_gets_actions_of_its_space(register: Any, action_space: 
     env.reset(0)
     for bit in (0, 1):
         env.step([np.full((3, num_columns(action_space)), bit, np.float32)])
+
+
+class Shares(gym.Env):
+    """Shows the number of the environment and its time in arrays that all instances share; episodes of 2 steps."""
+
+    observation_space = spaces.Dict(
+        plain=spaces.Box(-99, 99, (2,)), parts=spaces.Tuple([spaces.Box(-99, 99, (2,)), spaces.Discrete(99)]))
+    action_space = spaces.Discrete(3)
+    arrays = np.zeros((2, 2), np.float32)
+    shown: ClassVar[dict[str, Any]] = {"plain": arrays[0]}
+    info: ClassVar[dict[str, Any]] = {}
+    reward, mask = np.zeros(1), np.zeros(3, bool)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.number, self.t = self.number if seed is None else seed, 0
+        return self.show()
+
+    def show(self) -> tuple[Any, dict[str, Any]]:
+        self.arrays[:] = [[self.number, self.t], [-self.number, -self.t]]
+        self.reward[:] = self.number
+        self.mask[:] = np.arange(3) == self.number
+        self.shown["parts"] = (self.arrays[1], self.number)
+        self.info["action_mask"] = self.mask
+        return self.shown, self.info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.t += 1
+        obs, info = self.show()
+        return obs, self.reward, False, self.t == 2, info
+
+
+def test_arrays_that_all_environments_share_show_each_its_own(register: Any) -> None:
+    env = make(register(Shares), 3)
+    step = env.reset(0)
+    for t in (0, 1, 2, 0, 1):
+        obs = step.obs[0]
+        assert obs["plain"].tolist() == [[number, t] for number in range(3)]
+        assert obs["parts/0"].tolist() == [[-number, -t] for number in range(3)]
+        assert obs["parts/1"].tolist() == [0, 1, 2]
+        assert obs["action_mask"].tolist() == np.eye(3, dtype=bool).tolist()
+        assert step.rewards.tolist() == ([0, 1, 2] if t else [0, 0, 0])
+        assert step.truncated.all() == (t == 2)
+        step = env.step(rows(0, 1, 2))
 
 
 # ---- action masks ----------------------------------------------------------------------------------------------------

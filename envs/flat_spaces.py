@@ -17,7 +17,7 @@ Used by `vector_env.py` (conversion), `model.py` and `distributions.py` (sizes),
 
 import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from gymnasium import spaces
 from runtime.user_error import UserError
 
 ACTION_MASK = "action_mask"
+ACTION_MASKS = "action_masks"  # as SB3-contrib has it; taken for the same
 TEXT_BITS = 64
 
 Observation = dict[str, np.ndarray]
@@ -54,7 +55,7 @@ def _plain_parts(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]
 
 def _parts(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[str, spaces.Space]]:
     named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    return ((str(key), part) for key, part in named)
+    return ((ACTION_MASK if key == ACTION_MASKS else str(key), part) for key, part in named)
 
 
 def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
@@ -217,6 +218,11 @@ def random_row(space: spaces.Space, mask: Any, rng: np.random.Generator) -> list
         elif isinstance(leaf, spaces.MultiBinary):
             numbers.extend(rng.integers(2, size=int(np.prod(leaf.shape))))
     return numbers
+
+
+def name_mask(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an observation or info with its action mask under our name."""
+    return {**given, ACTION_MASK: given[ACTION_MASKS]} if ACTION_MASKS in given else given
 
 
 def flatten_mask(mask: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from envs.flat_spaces import ACTION_MASK, flatten_mask
+from envs.flat_spaces import ACTION_MASK, flatten_mask, name_mask
 from envs.vector_env import (
     RETURNS,
     TRUE_OBJECTIVE,
@@ -273,5 +273,6 @@ def dicts_by_agent(what: str, returned: Any, read: Sequence[str]) -> Sequence[Ma
     if not is_long or not all(isinstance(part, Mapping) for part in returned):
         raise TypeError(f"it must return {len(RETURNS[what])} dicts by agent, of each its {', '.join(RETURNS[what])}")
     *parts, infos = returned
-    infos = {agent: {key: info[key] for key in read if key in info} for agent, info in infos.items() if info}
+    named = ((agent, name_mask(info)) for agent, info in infos.items() if info)
+    infos = {agent: {key: info[key] for key in read if key in info} for agent, info in named}
     return [copied(dict(part)) for part in (*parts, infos)]

@@ -22,11 +22,13 @@ from gymnasium.vector import AutoresetMode
 
 from envs.flat_spaces import (
     ACTION_MASK,
+    ACTION_MASKS,
     Observation,
     action_leaves,
     flatten_mask,
     flatten_obs,
     mask_size,
+    name_mask,
     num_options,
     obs_leaves,
     unflatten_actions,
@@ -147,7 +149,7 @@ class AgentKind:
         if ACTION_MASK in info and not self.has_mask:
             raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
                             "give it in both")
-        return obs if self.has_mask and not self.mask_in_info else info
+        return name_mask(obs) if self.has_mask and not self.mask_in_info else info
 
     def flatten(self, obs: Any) -> Observation:
         """Convert a batch of observations in the form of the environment."""
@@ -381,6 +383,7 @@ class Guard(gym.Wrapper):
         super().__init__(env)
         self._objective = objective
         self._name, self._first_seed, self._num_steps = name, None, 0
+        self._find_mask = env.get_wrapper_attr(ACTION_MASKS) if env.has_wrapper_attr(ACTION_MASKS) else None
         self.shown: list[Any] = []  # the last observation, if there was one
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -399,7 +402,10 @@ class Guard(gym.Wrapper):
             obs, *rest, info = check_returned(what, getattr(self.env, what)(*args, **kwargs))
             self.shown = [copied(obs)]
             passed: dict[str, Any] = {}
-            if (mask := info.get(ACTION_MASK)) is not None:
+            mask = name_mask(info).get(ACTION_MASK)
+            if mask is None and callable(self._find_mask) and rest[1:2] != [True]:  # terminated: none is needed
+                mask = self._find_mask()
+            if mask is not None:
                 passed[ACTION_MASK] = flatten_mask(mask)
             if not np.isnan(objective := read_objective(info, self._objective)):
                 passed[self._objective] = objective

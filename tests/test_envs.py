@@ -1,6 +1,7 @@
 """The environment families: Atari in C++ against gymnasium's wrappers, autoreset, time limits, spaces, masks, ids."""
 
 import copy
+import functools
 import math
 import sys
 from pathlib import Path
@@ -438,9 +439,35 @@ class MaskedEnv(gym.Env):
         return obs, 0.0, self.t == 3, False, info
 
 
-@pytest.mark.parametrize(("in_info", "split"), [(True, False), (True, True), (False, False)])
-def test_masks_come_with_the_observation_they_belong_to(register: Any, in_info: bool, split: bool) -> None:
-    env = make(register(MaskedEnv, in_info=in_info, split=split))
+class MaskedElsewhere(MaskedEnv):
+    """Gives its masks as SB3-contrib has them: in "action_masks" of observation or info, or by a method."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(in_info=where != "obs", split=False)
+        if where == "obs":
+            self.observation_space = spaces.Dict(position=VECTOR, action_masks=spaces.MultiBinary(5))
+        elif where == "method":
+            self.action_masks = self.find_mask
+        self.where = where
+
+    def observe(self) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().observe()
+        self.found = (obs if self.where == "obs" else info).pop("action_mask")
+        if self.where == "obs":
+            return {**obs, "action_masks": self.found}, {}
+        return obs, {"action_masks": self.found} if self.where == "info" else {}
+
+    def find_mask(self) -> np.ndarray:
+        assert self.t < 3, "the episode has ended"
+        return self.found
+
+
+@pytest.mark.parametrize("make_one", [
+    *(functools.partial(MaskedEnv, in_info=in_info, split=split) for in_info, split in (
+        (True, False), (True, True), (False, False))),
+    *(functools.partial(MaskedElsewhere, where) for where in ("obs", "info", "method"))])
+def test_masks_come_with_the_observation_they_belong_to(register: Any, make_one: Any) -> None:
+    env = make(register(make_one))
     alone = [MaskedEnv(in_info=False, split=False) for _ in range(2)]
 
     def check(step: Step, expected: list[dict[str, Any]], done: bool) -> None:

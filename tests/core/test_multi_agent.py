@@ -321,6 +321,16 @@ def test_masks_of_several_choices() -> None:
         act(env)
 
 
+def test_masks_by_another_name() -> None:
+    space = spaces.Dict({"obs": NUMBER, "action_masks": spaces.MultiBinary(3)})
+    seen = {"obs": np.zeros(1, np.float32), "action_masks": np.array([0, 1, 1])}
+    for tape in (Tape([Frame({"ann": 1, "bob": 2}, infos={"ann": {"action_masks": [0, 1, 1]}})]),
+                 Tape([Frame({"ann": seen})], space=space)):
+        env = make(tape)
+        assert (env.reset(0).obs[0]["action_mask"].tolist(), [*env.kinds[0].obs_space]) == (
+            [[0, 1, 1], [1, 1, 1]], ["obs", "action_mask"])
+
+
 def test_masks_of_one_kind_of_agents_only() -> None:
     space = {"ann": MASKED, "bob": spaces.Box(-9, 9, (1,), np.float32)}
     env = make(Tape([Frame({"ann": masked(1, 0, 1, 1), "bob": 2})], space=space))

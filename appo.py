@@ -153,10 +153,12 @@ class AsyncPPO(Algorithm):
         gain = torch.sub(objective, value_loss, alpha=cfg.value_loss_coeff)
         for term, coeff in ((exploration, exploration_coeff), (kl, -cfg.kl_loss_coeff)):
             gain = torch.add(gain, term, alpha=coeff) if coeff else gain
-        means = mean(torch.stack([gain, objective.detach(), value_loss.detach(), entropy.detach(), kl.detach()]))
+        means = mean(torch.stack([gain, objective.detach(), value_loss.detach(), entropy.detach(), kl.detach(),
+                                  returns.is_clamped(targets)]))
         total, policy_loss, *others = -means[0], -means[1].detach(), *means[2:].detach()
         return Loss(total, {"loss": total, "policy_loss": policy_loss, "ratio_min": ratio_min, "ratio_max": ratio_max}
-                    | dict(zip(("value_loss", "entropy", "kl"), others, strict=True)) | describe(moments))
+                    | dict(zip(("value_loss", "entropy", "kl", "targets_clamped"), others, strict=True))
+                    | describe(moments))
 
 
 class APPO(Trainer):

@@ -93,10 +93,11 @@ class PolicyGradient(Algorithm):
         exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
         gain = torch.sub(objective, value_loss, alpha=cfg.value_loss_coeff)
         gain = torch.add(gain, entropy, alpha=exploration_coeff) if exploration_coeff else gain
-        means = mean(torch.stack([gain, objective.detach(), value_loss.detach(), entropy.detach(), kl]))
+        means = mean(torch.stack([gain, objective.detach(), value_loss.detach(), entropy.detach(), kl,
+                                  returns.is_clamped(targets)]))
         total, policy_loss, *others = -means[0], -means[1].detach(), *means[2:].detach()
         return Loss(total, {"loss": total, "policy_loss": policy_loss} | describe(mean.moments(numbers))
-                    | dict(zip(("value_loss", "entropy", "kl"), others, strict=True)))
+                    | dict(zip(("value_loss", "entropy", "kl", "targets_clamped"), others, strict=True)))
 
 
 class VTraceGradient(PolicyGradient):

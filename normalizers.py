@@ -44,6 +44,7 @@ class FixedNormalizer(nn.Module):
     def __init__(self, cfg: Config, space: spaces.Space) -> None:
         super().__init__()
         self.shift, self.unit = 0.0, 1.0
+        self.precision = torch.float64 if space.dtype == np.float64 else torch.float32
         if isinstance(space, spaces.Box):
             self.shift = cfg.obs_subtract_mean
             self.unit = cfg.obs_scale or (255.0 if space.dtype == np.uint8 else 1.0)
@@ -52,7 +53,7 @@ class FixedNormalizer(nn.Module):
         """Normalize [B, ...] of any dtype into the given one."""
         if (self.shift, self.unit) == (0.0, 1.0):
             return obs.to(dtype)
-        shifted = obs.float() - self.shift if self.shift else obs.float()
+        shifted = obs.to(self.precision) - self.shift if self.shift else obs.float()
         return (shifted / self.unit).to(dtype)
 
 
@@ -102,12 +103,14 @@ class RunningNormalizer(Held, FixedNormalizer):
     """
 
     CLIP = 5.0
-    EPSILON = 1e-5  # added to the variance: a pixel that never changed must not blow up when it does
+    # added to the variance: a pixel that never changed must not blow up when it does; vectors may be of any size
+    IMAGE_EPSILON, VECTOR_EPSILON = 1e-5, 1e-12
     CHUNK = 230_000  # numbers normalized at once, 8 rows of Atari: their float32 copy stays in the cache
 
     def __init__(self, cfg: Config, space: spaces.Space) -> None:
         super().__init__(cfg, space)
         shape = expanded_space(space).shape
+        self.epsilon = self.IMAGE_EPSILON if len(shape) == 3 else self.VECTOR_EPSILON
         # Until the first update images are read as if uniform on [0, 1]; vectors as they are.
         mean, var = (0.5, 1 / 12) if space.dtype == np.uint8 else (0.0, 1.0)
         self.register_buffer("mean", torch.full(shape, mean))
@@ -140,11 +143,12 @@ class RunningNormalizer(Held, FixedNormalizer):
 
     def units(self) -> tuple[Tensor, Tensor]:
         """Compute what raw values are multiplied by, after a center was subtracted; and the center."""
-        scale = (self.var + self.EPSILON).rsqrt()
-        return scale / self.unit if self.unit != 1 else scale, self.center(self.mean)
+        scale = (self.var + self.epsilon).rsqrt()
+        return scale / self.unit if self.unit != 1 else scale, self.center()
 
-    def center(self, mean: Tensor) -> Tensor:
-        """Convert a mean of normalized values into one of raw values."""
+    def center(self) -> Tensor:
+        """Return the mean of raw values, in float64 where they are: it must go before they are rounded."""
+        mean = self.mean if self.precision == torch.float32 else self.mean.double() + self.remainder
         mean = mean * self.unit if self.unit != 1 else mean
         return mean + self.shift if self.shift else mean
 
@@ -167,10 +171,10 @@ class RunningNormalizer(Held, FixedNormalizer):
         if not len(obs):
             return torch.zeros(2 * self.mean.numel() + 1, dtype=torch.float64, device=obs.device)
         # sums in chunks, around a point nearby so that float32 keeps its precision: the running mean, once there is one
-        center = torch.where(self.count > 0, self.center(self.mean), obs[0].float())
+        center = torch.where(self.count > 0, self.center(), obs[0].to(self.precision))
         total, squares = torch.zeros_like(center), torch.zeros_like(center)
         for rows in obs.split(self.rows_at_once(obs)):
-            difference = rows.float() - center
+            difference = rows.to(self.precision) - center
             total += difference.sum(0)
             squares += difference.square_().sum(0)
         shift = total.double() / len(obs)
@@ -228,6 +232,10 @@ class ReturnNormalizer(Held, nn.Module):
     def normalize_targets(self, targets: Tensor) -> Tensor:
         """Convert value targets of any shape; outlying ones, which would dominate the loss, are held within a limit."""
         return self.normalize(targets).clamp(*(self.held or self.units())[1:]) if self.running else targets
+
+    def is_clamped(self, targets: Tensor) -> Tensor:
+        """Return 1.0 where `normalize_targets` held a target within the limit, else 0.0."""
+        return (targets.abs() >= (self.held or self.units())[2]).float()
 
     def denormalize(self, values: Tensor) -> Tensor:
         """Convert outputs of the value head of any shape into returns."""

@@ -94,9 +94,11 @@ def trajectory_specs(
 
 
 def obs_dtype(space: spaces.Space) -> torch.dtype:
-    """Store images of bytes and bits as uint8, indices as int64 and everything else as float32."""
+    """Store images of bytes and bits as uint8, indices as int64, wide numbers as float64 and all else as float32."""
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         return torch.int64
+    if space.dtype == np.float64:
+        return torch.float64
     return torch.uint8 if isinstance(space, spaces.MultiBinary) or space.dtype == np.uint8 else torch.float32
 
 

@@ -75,7 +75,9 @@ def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
             shape = (1, *space.shape)
         else:
             shape, is_uint8 = (int(np.prod(space.shape)),), False
-        return spaces.Box(0, 255, shape, np.uint8) if is_uint8 else spaces.Box(-np.inf, np.inf, shape, np.float32)
+        is_rounded = len(shape) == 1 and not np.can_cast(space.dtype, np.float32)  # by float32: a clock shows 1.7e9
+        kind = np.float64 if is_rounded else np.float32
+        return spaces.Box(0, 255, shape, np.uint8) if is_uint8 else spaces.Box(-np.inf, np.inf, shape, kind)
     raise UserError(f"observation '{name}' is {space}; supported are Box (numbers, vectors, images of 2 or 3 axes), "
                     "Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these")
 

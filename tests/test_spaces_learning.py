@@ -204,7 +204,8 @@ def normalized(obs: dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
 
 
 def standardized(x: Tensor) -> Tensor:
-    return ((x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()).clamp(-5, 5)
+    epsilon = 1e-5 if x.dim() == 4 else 0.0  # of images
+    return ((x - x.mean(0)) / (x.var(0, correction=0) + epsilon).sqrt()).clamp(-5, 5)
 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

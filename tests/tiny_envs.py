@@ -116,6 +116,15 @@ class ReadsVector(Reading):
         return (direction + self.np_random.uniform(-0.2, 0.2, 2)).astype(np.float32)
 
 
+class ReadsFarAndSmall(ReadsVector):
+    """One half of the direction is far from 0, the other close to it; both are needed."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def show(self, target: int) -> np.ndarray:
+        return np.array([1.7e9, 0.0]) + np.array([10.0, 1e-4]) * super().show(target)
+
+
 class ReadsNumber(Reading):
     """A number of no axis at all; few targets, since it takes a while to tell many intervals apart."""
 

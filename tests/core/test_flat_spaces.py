@@ -30,8 +30,8 @@ from runtime.user_error import UserError
 inf = np.inf
 
 
-def vector(size: int) -> spaces.Box:
-    return spaces.Box(-inf, inf, (size,), np.float32)
+def vector(size: int, dtype: type = np.float32) -> spaces.Box:
+    return spaces.Box(-inf, inf, (size,), dtype)
 
 
 def image(*shape: int) -> spaces.Box:
@@ -67,8 +67,8 @@ class Replay(gym.Env):
 
 PLAIN = {  # space, its leaf, how one observation becomes one of the leaf
     "number": (spaces.Box(-5, 5, (), np.float32), vector(1), lambda x: [x]),
-    "vector": (spaces.Box(-5, 5, (3,), np.float64), vector(3), np.asarray),
-    "integers": (spaces.Box(-5, 5, (3,), np.int32), vector(3), np.asarray),
+    "vector": (spaces.Box(-5, 5, (3,), np.float64), vector(3, np.float64), np.asarray),
+    "integers": (spaces.Box(-5, 5, (3,), np.int32), vector(3, np.float64), np.asarray),
     "bytes": (spaces.Box(0, 255, (3,), np.uint8), vector(3), np.asarray),
     "matrix": (spaces.Box(-5, 5, (2, 3), np.float32), vector(6), np.ravel),
     "gray_image": (image(4, 5), image(1, 4, 5), lambda x: x[None]),
@@ -126,7 +126,7 @@ def test_dict_and_tuple_observations_are_named_by_their_paths() -> None:
         "hands/0": convert["discrete"](obs["hands"][0]), "hands/1/text": convert["text"](obs["hands"][1]["text"]),
         "hands/2/0": convert["number"](obs["hands"][2][0]), "pose": convert["matrix"](obs["pose"])})
     check_leaves(spaces.Tuple((parts["vector"], parts["image_chw"], parts["multi_binary"])), {
-        "0": vector(3), "1": image(3, 4, 5), "2": spaces.MultiBinary(6),
+        "0": vector(3, np.float64), "1": image(3, 4, 5), "2": spaces.MultiBinary(6),
     }, lambda obs: {"0": obs[0], "1": obs[1], "2": np.ravel(obs[2])})
 
 

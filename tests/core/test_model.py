@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from appo import Settings
 from config import Config
+from envs.flat_spaces import obs_leaves
 from model import ActorCritic, make_model
-from normalizers import ReturnNormalizer, RunningNormalizer, expand, expanded_space
+from normalizers import FixedNormalizer, ReturnNormalizer, RunningNormalizer, expand, expanded_space
+from shared_buffers import obs_dtype
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
@@ -54,7 +56,7 @@ def test_running_statistics_are_those_of_all_rows(space: spaces.Box, unit: float
         assert normalizer.count == sum(map(len, seen))
 
     rows = draw(space, 40, 9)
-    expected = ((rows / unit - mean) / (var + normalizer.EPSILON).sqrt()).clip(-normalizer.CLIP, normalizer.CLIP)
+    expected = ((rows / unit - mean) / (var + normalizer.epsilon).sqrt()).clip(-normalizer.CLIP, normalizer.CLIP)
     torch.testing.assert_close(normalizer(rows, torch.float32), expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(normalizer(rows, torch.bfloat16), expected.bfloat16(), rtol=2e-2, atol=2e-2)
 
@@ -105,11 +107,26 @@ def test_the_mean_of_returns_follows_far_from_zero(far: float) -> None:
     torch.testing.assert_close(normalizer.var.double(), torch.cat(seen).var(correction=0), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize(("far", "deviation"), [(0.0, 1e-4), (5.0, 1e-4), (1.7e9, 10.0), (1.7e9, 0.01)])
+def test_numbers_of_any_size_and_place_are_normalized(far: float, deviation: float) -> None:
+    leaf = obs_leaves(spaces.Box(-np.inf, np.inf, (3,), np.float64))["obs"]
+    noise = np.random.default_rng(0).normal(size=(4, 100, 3))
+    rows = torch.from_numpy(far + deviation * noise).to(obs_dtype(leaf))
+    normalizer = RunningNormalizer(config(), leaf)
+    for part in rows:
+        normalizer.update(part)
+    expected = (noise - noise.mean((0, 1))) / noise.std((0, 1))
+    for seen, wanted in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(normalizer(seen, torch.float32), wanted, rtol=0, atol=1e-3)
+    fixed = FixedNormalizer(config(obs_subtract_mean=far, obs_scale=deviation), leaf)
+    np.testing.assert_allclose(fixed(rows, torch.float32), noise, rtol=0, atol=1e-4)
+
+
 def test_a_pixel_that_never_changed_does_not_blow_up_when_it_does() -> None:
     normalizer = RunningNormalizer(config(), IMAGE)
     normalizer.update(torch.full((10, 2, 4, 4), 128, dtype=torch.uint8))
     brighter = normalizer(torch.full((1, 2, 4, 4), 129, dtype=torch.uint8), torch.float32)
-    expected = 1 / 255 / math.sqrt(normalizer.EPSILON)
+    expected = 1 / 255 / math.sqrt(normalizer.epsilon)
     torch.testing.assert_close(brighter, torch.full((1, 2, 4, 4), expected), rtol=0.01, atol=0)
 
 

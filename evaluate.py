@@ -94,10 +94,10 @@ def load_entry(cfg: Config, args: argparse.Namespace, path: Path, env: VectorEnv
                policy: int = 0) -> tournament.MakePlayer:
     """Load a checkpoint for the agents of a kind; return what makes players of it. Print its age and score."""
     device = choose_device(cfg.device, policy)
-    obs_space, action_space = env.kinds[kind].obs_space, env.kinds[kind].action_space
+    state = checkpoint.load_checkpoint(path)
+    obs_space, action_space = describe(env).as_trained(kind, state, path)
     algorithm = algorithm_class(cfg.algo)(cfg)
     model = algorithm.make_model(obs_space, action_space)
-    state = checkpoint.load_checkpoint(path)
     checkpoint.load_weights(model, state, path, cfg.algo)
     score = f", score {state['score']:.2f}" if "score" in state else ""
     print(f"playing {path} ({state['env_steps']:,} env_steps{score})")

@@ -238,17 +238,23 @@ class Trainer(Supervisor):
         return {0: of_one}
 
     def _read(self, path: Path, policy: int | None = None) -> dict[int, dict[str, Any]]:
-        """Read the checkpoint of a file, or those of a run."""
+        """Read the checkpoint of a file, or those of a run. Raises `UserError` where they are of other spaces."""
         if not path.is_dir():
             try:
                 state = checkpoint.load_checkpoint(path)
             except checkpoint.DamagedCheckpoint as error:
                 raise UserError(f"{error}; what torch.save has made of a state dict is none: give torch.load(path)"
                                 ) from None
-            return self._for_all(state) if policy is None else {policy: state}
-        states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(self.cfg.num_policies)}
+            states = self._for_all(state) if policy is None else {policy: state}
+        else:
+            states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(self.cfg.num_policies)}
         if None in states.values():
             raise UserError(f"{path} holds no checkpoint of each of the {self.cfg.num_policies} policies")
+        for number, state in states.items():
+            kind = self.buffers.policies[check_policy(number, self.cfg)].kind
+            leaves, _ = self.buffers.info.as_trained(kind, state, path)
+            if list(leaves) != list(self.buffers.info.kinds[kind][0]):
+                raise UserError(f"{path} takes the observations in another order: {', '.join(leaves)}")
         return states
 
     def _replace_parameters(self, states: Mapping[int, dict[str, Any]], *, reset_optimizer: bool) -> None:

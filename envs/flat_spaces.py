@@ -37,16 +37,16 @@ Observation = dict[str, np.ndarray]
 
 def obs_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     """List the leaves of an observation space. Raises `UserError` naming the part that is not supported."""
-    return {path or "obs": _obs_leaf(part, path or "obs") for path, part in _plain_parts(space).items()}
+    return {path or "obs": _obs_leaf(part, path or "obs") for path, part in plain_parts(space).items()}
 
 
-def _plain_parts(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
+def plain_parts(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
     """List the parts of a nested space that are no Dict and no Tuple, by their paths; a plain space has the path ''."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return {path: space}
     plain: dict[str, spaces.Space] = {}
     for key, part in _parts(space):
-        new = _plain_parts(part, f"{path}/{key}" if path else key)
+        new = plain_parts(part, f"{path}/{key}" if path else key)
         if twice := plain.keys() & new.keys():
             raise UserError(f"two parts of a space have the path '{min(twice)}'; rename one of them")
         plain |= new
@@ -59,7 +59,7 @@ def _parts(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[str, spaces.Spac
 
 
 def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
-    if _is_text(space):
+    if is_text(space):
         return spaces.MultiBinary(TEXT_BITS)
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(space.n)
@@ -89,9 +89,22 @@ def is_channels_last(shape: tuple[int, ...]) -> bool:
     return shape[2] < shape[0]
 
 
-def _is_text(space: spaces.Space) -> bool:
+def is_text(space: spaces.Space) -> bool:
     dtype = getattr(space, "dtype", None)
     return dtype is not None and dtype.kind == "U"
+
+
+def describe_parts(space: spaces.Space, *, bounds: bool) -> dict[str, str]:
+    """Say of each part of a space, by its path, what a policy relies on. The bounds of what it sees it never knew."""
+    return {path: _describe_part(part, bounds=bounds) for path, part in plain_parts(space).items()}
+
+
+def _describe_part(space: spaces.Space, *, bounds: bool) -> str:
+    if is_text(space):
+        return "Text"
+    if isinstance(space, spaces.Box) and not bounds:
+        return f"Box({space.shape}, {space.dtype})"
+    return " ".join(str(space).split())
 
 
 def flatten_obs(space: spaces.Space, obs: Any, path: str = "") -> Observation:
@@ -106,7 +119,7 @@ def flatten_obs(space: spaces.Space, obs: Any, path: str = "") -> Observation:
 
 
 def _flatten_leaf(space: spaces.Space, obs: Any) -> np.ndarray:
-    if _is_text(space):
+    if is_text(space):
         return np.stack([hash_words(text) for text in obs])
     if isinstance(space, spaces.Discrete):
         return np.asarray(obs, np.int64) - space.start
@@ -130,7 +143,7 @@ def hash_words(text: str) -> np.ndarray:
 
 def action_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     """List the parts of an action space. Raises `UserError` naming the part that is not supported."""
-    leaves = _plain_parts(space)
+    leaves = plain_parts(space)
     if not leaves:
         raise UserError(f"the action space, {space}, leaves nothing to choose")
     for path, leaf in leaves.items():

@@ -13,6 +13,7 @@ the first observations of the next episode.
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
@@ -25,6 +26,7 @@ from envs.flat_spaces import (
     ACTION_MASKS,
     Observation,
     action_leaves,
+    describe_parts,
     flatten_mask,
     flatten_obs,
     mask_size,
@@ -33,6 +35,7 @@ from envs.flat_spaces import (
     obs_leaves,
     unflatten_actions,
 )
+from runtime.console import say
 from runtime.seeding import consecutive
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
@@ -280,6 +283,32 @@ class EnvInfo(NamedTuple):
     kinds: list[tuple[dict[str, spaces.Space], spaces.Space]]  # observation leaves and action space of each kind
     shaping: Any  # the default reward shaping, or None
     obs_spaces: Sequence[spaces.Space] = ()  # of each kind, as the environment has them
+
+    def spaces_of(self, kind: int) -> dict[str, str]:
+        """Describe what agents of a kind see, in the order in which a model takes it, and do; for their checkpoints."""
+        leaves, action_space = self.kinds[kind]
+        seen = {path or "obs": text for path, text in describe_parts(self.obs_spaces[kind], bounds=False).items()}
+        done = describe_parts(action_space, bounds=True)
+        return ({f"observation {name}": seen[name] for name in leaves if name != ACTION_MASK}
+                | {"action": ", ".join(f"{path} {text}".strip() for path, text in done.items())})
+
+    def as_trained(self, kind: int, state: Mapping[str, Any], path: Path) -> tuple[dict[str, spaces.Space], Any]:
+        """Return the spaces of a kind, its observations in the order of a checkpoint: they are found by their names.
+
+        Raises `UserError` when the policy was trained with others, which would mean something else to it.
+        """
+        leaves, action_space = self.kinds[kind]
+        own, saved = self.spaces_of(kind), state.get("spaces")
+        if saved is None:
+            say(f"checkpoint {path} is of an earlier version and holds no spaces: they are not compared")
+            return leaves, action_space
+        changed = [f"{name} is {own.get(name, 'gone')} and was {saved.get(name, 'not there')}"
+                   for name in saved | own if own.get(name) != saved.get(name)]
+        if changed:
+            raise UserError(f"checkpoint {path} was trained with other spaces: {'; '.join(changed)[:500]}; give the "
+                            "environment its former ones, or use another --experiment, or --restart_behavior=restart")
+        names = [name.removeprefix("observation ") for name in saved if name != "action"]
+        return {name: leaves[name] for name in names} | leaves, action_space
 
 
 def describe(env: VectorEnv) -> EnvInfo:

@@ -219,7 +219,8 @@ class Evaluator:
         if not (checkpoint.is_better(score, sort, best, best_sort) or (score, sort) == (best, best_sort)):
             return False
         state = {"algo": str(self.cfg.algo), "config": self.cfg.as_dict(), "model": weights, "sgd_steps": version,
-                 "env_steps": env_steps, "score": score, "sort_of_score": sort}
+                 "env_steps": env_steps, "score": score, "sort_of_score": sort,
+                 "spaces": buffers.info.spaces_of(buffers.policies[policy].kind)}
         try:
             checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
         except OSError as error:

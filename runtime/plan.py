@@ -70,7 +70,7 @@ def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
         raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} has one "
                         "agent")
     kinds = assign_kinds(cfg, info)
-    models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, *info.kinds[kind])
+    models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, info, kind)
                                                      for policy, kind in enumerate(kinds)), strict=True))
     check_num_slots(cfg, len(info.agents))
     shared, datasets, replays = count_bytes(cfg, info, kinds, models, devices)
@@ -108,17 +108,20 @@ def probe_in_child(cfg: Config) -> EnvInfo:
     return content[0]
 
 
-def load_policy(cfg: Config, policy: int, obs_space: dict[str, Any], action_space: Any
+def load_policy(cfg: Config, policy: int, info: EnvInfo, kind: int
                 ) -> tuple[torch.nn.Module, Path | None, dict[str, Any] | None, list[Path]]:
     """Make a policy's model, with the weights of its last whole checkpoint if the run is resumed and has one.
 
-    Returns it, the checkpoint and what that holds, and newer ones that are damaged.
+    Returns it, the checkpoint and what that holds, and newer ones that are damaged. The observations of its kind take
+    the order of the checkpoint.
     """
-    torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
-    algorithm = algorithm_class(cfg.algo)(cfg)
-    model = algorithm.make_model(obs_space, action_space)
     path, state, damaged = (checkpoint.load_newest(cfg.run_dir, policy) if cfg.restart_behavior == "resume" else
                             (None, None, []))
+    if state is not None:
+        info.kinds[kind] = info.as_trained(kind, state, path)
+    torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
+    algorithm = algorithm_class(cfg.algo)(cfg)
+    model = algorithm.make_model(*info.kinds[kind])
     if state is not None:
         load_weights(cfg, model, state, path)
         if "optimizer" in state:

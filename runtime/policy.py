@@ -53,6 +53,7 @@ class Policy:
                          squash_actions=cfg.squash_actions)
         if ACTION_MASK in info.kinds[kind_number][0] and not kind.has_mask:
             kind.add_mask(in_info=True)
+        kind.obs_space = info.kinds[kind_number][0]  # in the order of the training
         return cls(cfg, kind, model, device)
 
     def refresh(self, weights: SharedWeights) -> None:
@@ -236,6 +237,7 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
         made.reset([derive_seed(cfg.seed, EVALUATION, part=3)])  # now an action mask shows
         info = describe(made)
     kind = assign_kinds(cfg, info)[policy]
+    info.kinds[kind] = info.as_trained(kind, state, path)
     model = algorithm_class(cfg.algo)(cfg).make_model(*info.kinds[kind])
     load_weights(model, state, path, cfg.algo)
     loaded = Policy.of_info(cfg, info, kind, model, choose_device(cfg.device, policy))

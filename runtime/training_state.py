@@ -66,7 +66,8 @@ class TrainingState:
                 "optimizer": optimizer, "sgd_steps": self.sgd_steps, "env_steps": env_steps,
                 "policy_steps": policy_steps, "env_steps_trained": self.decisions_trained,
                 "learning_rate": float(self.learning_rate), "initial_learning_rate": self.cfg.learning_rate,
-                "population": self.place_in_population}
+                "population": self.place_in_population,
+                "spaces": self.buffers.info.spaces_of(self.buffers.policies[self.policy].kind)}
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state, with the rate as a number."""

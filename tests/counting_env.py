@@ -21,7 +21,7 @@ class CountingEnv(VectorEnv):
 
     obs_space: ClassVar = {"obs": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
     action_space = spaces.Discrete(5)
-    info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None)
+    info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None, [spaces.Dict(obs_space)])
 
     def __init__(self, num_envs: int, on_step: Callable[[], None] = lambda: None) -> None:
         self.num_envs, self.on_step = num_envs, on_step

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def make_buffers(cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space, model: nn.Module,
                  context: Any = None) -> SharedBuffers:
     """Allocate what the components of one policy share; without a context for one process."""
-    info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None)
+    info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None, [spaces.Dict(obs_space)])
     return SharedBuffers(cfg, info, [0], [model], [CPU], context)
 
 

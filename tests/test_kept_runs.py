@@ -37,14 +37,21 @@ def names_what_is_gone(run_dir: Path, printed: str) -> bool:
     return lines == [f"settings of an earlier version that are gone: {', '.join(gone)}"]
 
 
+def held_no_spaces(printed: str) -> int:
+    return printed.count("is of an earlier version and holds no spaces: they are not compared\n")
+
+
 def test_a_kept_run_is_evaluated_and_loaded(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate([*where(run_dir), "--episodes=1"]) == 0
     printed = capsys.readouterr().out
     assert names_what_is_gone(run_dir, printed)
+    assert held_no_spaces(printed) == 1
     assert "1 episodes: return" in printed
     for path in (run_dir, find_checkpoint(run_dir)):
         policy = load(path)
-        assert names_what_is_gone(run_dir, capsys.readouterr().out)
+        printed = capsys.readouterr().out
+        assert names_what_is_gone(run_dir, printed)
+        assert held_no_spaces(printed) == 1
         env = policy.make_env()
         action, _ = policy.predict(env.reset(seed=0)[0], deterministic=True)
         assert env.action_space.contains(action)
@@ -61,6 +68,7 @@ def test_a_kept_run_goes_on_and_names_what_is_gone_only_once(
     assert train(argv) == 0
     printed = capsys.readouterr().out
     assert names_what_is_gone(kept, printed)
+    assert held_no_spaces(printed) == num_policies
     assert "resumed at env_steps=" in printed
     after = [load_checkpoint(find_checkpoint(run_dir, policy=policy)) for policy in range(num_policies)]
     for name in ("env_steps", "sgd_steps", "env_steps_trained"):
@@ -73,4 +81,4 @@ def test_a_kept_run_goes_on_and_names_what_is_gone_only_once(
     assert steps[-1] > before[0]["env_steps"]
     assert json.loads((run_dir / "summary.json").read_text())["env_steps"] >= goal
     assert train([*argv[:-1], f"--train_for_env_steps={goal + MORE}"]) == 0
-    assert "of an earlier version" not in capsys.readouterr().out, "config.json is new"
+    assert "of an earlier version" not in capsys.readouterr().out, "config.json and the checkpoints are new"

@@ -1,0 +1,118 @@
+"""A policy meets only the spaces that it was trained with: their parts are found by name, anything else is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from tiny_games import HunterAndPrey
+
+from appo import APPO, load
+from evaluate import main as evaluate
+from runtime.user_error import UserError
+
+Spaces = tuple[spaces.Space, spaces.Space]
+NUMBERS, TWO = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+IN_ORDER, SWAPPED = (spaces.Dict([(name, TWO if name == "left" else NUMBERS) for name in names])
+                     for names in (("left", "right"), ("right", "left")))
+
+
+class Shows(gym.Env):
+    """Shows anything of its space, for three steps."""
+
+    observation_space, action_space = NUMBERS, TWO
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t == 3, False, {}
+
+
+def make(train_dir: Path, env: type, experiment: str = "run", **settings: Any) -> APPO:
+    return APPO(env, train_dir=str(train_dir), experiment=experiment, serial_mode=True, device="cpu", num_workers=1,
+                num_envs_per_worker=2, rollout=8, batch_size=16, num_batches_per_epoch=1, encoder_mlp_layers=(16,),
+                **settings)
+
+
+def give(monkeypatch: pytest.MonkeyPatch, both: Spaces) -> None:
+    monkeypatch.setattr(Shows, "observation_space", both[0])
+    monkeypatch.setattr(Shows, "action_space", both[1])
+
+
+@pytest.mark.parametrize(("trained", "played", "change"), [
+    ((spaces.Dict(b_signal=NUMBERS, c_noise=NUMBERS), TWO), (spaces.Dict(c_noise=NUMBERS, d_signal=NUMBERS), TWO),
+     "observation b_signal is gone and was Box((2,), float32); observation d_signal is Box((2,), float32) and was not "
+     "there"),
+    ((NUMBERS, TWO), (NUMBERS, spaces.Discrete(2, start=5)), "action is Discrete(2, start=5) and was Discrete(2)"),
+    ((spaces.Discrete(3), TWO), (spaces.Discrete(3, start=1), TWO),
+     "observation obs is Discrete(3, start=1) and was Discrete(3)"),
+    ((NUMBERS, NUMBERS), (NUMBERS, spaces.Box(-2, 2, (2,), np.float32)),
+     "action is Box(-2.0, 2.0, (2,), float32) and was Box(-1.0, 1.0, (2,), float32)"),
+    ((NUMBERS, TWO), (spaces.Box(0, 255, (2,), np.uint8), TWO),
+     "observation obs is Box((2,), uint8) and was Box((2,), float32)"),
+    ((NUMBERS, spaces.MultiDiscrete([2, 3])), (NUMBERS, spaces.MultiDiscrete([3, 2])),
+     "action is MultiDiscrete([3 2]) and was MultiDiscrete([2 3])"),
+    ((spaces.Text(9), TWO), (spaces.MultiBinary(64), TWO), "observation obs is MultiBinary(64) and was Text"),
+    ((NUMBERS, IN_ORDER), (NUMBERS, SWAPPED), "action is right Box(-1.0, 1.0, (2,), float32), left Discrete(2) and was "
+     "left Discrete(2), right Box(-1.0, 1.0, (2,), float32)")], ids=lambda _: "")
+def test_other_spaces_are_refused_wherever_a_policy_is_loaded(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, trained: Spaces, played: Spaces,
+        change: str) -> None:
+    give(monkeypatch, trained)
+    with make(tmp_path, Shows) as appo:
+        appo.train(40)
+    run_dir = appo.cfg.run_dir
+    assert load(run_dir).predict(trained[0].sample())
+    give(monkeypatch, played)
+    with make(tmp_path, Shows, "other") as other:
+        for meets in (lambda: load(run_dir), lambda: make(tmp_path, Shows), lambda: other.load(run_dir)):
+            with pytest.raises(UserError) as refused:
+                meets()
+            assert f"was trained with other spaces: {change}; give the environment its former ones, or" in str(
+                refused.value)
+    capsys.readouterr()
+    assert evaluate([f"--env={__name__}:Shows", f"--train_dir={tmp_path}", "--experiment=run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert change in line
+
+
+def test_parts_are_found_by_name_in_whatever_order_and_bounds_of_observations_do_not_matter(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    give(monkeypatch, (IN_ORDER, TWO))
+    IN_ORDER.seed(0)
+    seen = [IN_ORDER.sample() for _ in range(200)]
+    with make(tmp_path, Shows, normalize_input=False) as appo:
+        appo.train(40)
+        parameters = appo.get_parameters()
+        parameters[0]["policy_head.weight"].mul_(1000)
+        appo.set_parameters(parameters)
+        chosen = appo.predict(seen, deterministic=True)[0].tolist()
+    assert 20 < sum(chosen) < 180
+    wider = spaces.Box(-9, 9, (2,), np.float32)
+    give(monkeypatch, (spaces.Dict([("right", wider), ("left", TWO)]), TWO))
+    assert load(appo.cfg.run_dir, checkpoint="latest").predict(seen, deterministic=True)[0].tolist() == chosen
+    for _ in range(2):  # what the resumed run has saved, too
+        with make(tmp_path, Shows, learning_rate=1e-12, lr_schedule="constant") as resumed:
+            assert resumed.predict(seen, deterministic=True)[0].tolist() == chosen
+            resumed.train(40)
+            assert resumed.predict(seen, deterministic=True)[0].tolist() == chosen
+    assert evaluate([f"--env={__name__}:Shows", f"--train_dir={tmp_path}", "--experiment=run"]) == 0
+    assert "not compared" not in capsys.readouterr().out
+
+
+def test_each_kind_of_agents_has_spaces_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        with make(tmp_path, HunterAndPrey, num_policies=2) as appo:
+            appo.train(100)
+    monkeypatch.setattr(HunterAndPrey, "action_space", lambda self, agent: (
+        spaces.Discrete(3) if agent == "hunter" else spaces.Discrete(4, start=1)))
+    assert load(appo.cfg.run_dir, policy=0)
+    for meets in (lambda: load(appo.cfg.run_dir, policy=1), lambda: make(tmp_path, HunterAndPrey, num_policies=2)):
+        with pytest.raises(UserError, match=r"action is Discrete\(4, start=1\) and was Discrete\(4\);"):
+            meets()

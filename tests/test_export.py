@@ -16,6 +16,7 @@ from envs.families import make_vector_env
 from envs.flat_spaces import unflatten_actions
 from runtime.evaluator import Player
 from runtime.policy import load
+from runtime.user_error import UserError
 from tools import export
 from tools.export import Exported, to_onnx, trace
 
@@ -34,21 +35,37 @@ def make(env_id: str, rows: int = 3, **settings: Any) -> tuple[Exported, Any]:
     model = algorithm.make_model(kind.obs_space, kind.action_space).eval()
     nn.init.normal_(model.policy_head.weight)  # actions differ
     model.update_normalizers({name: torch.as_tensor(value) for name, value in step.obs[0].items()})
-    return Exported(algorithm, model, kind.obs_space, kind.action_space), env
+    return Exported(algorithm, model, kind), env
+
+
+def raw_inputs(env: Any, names: Any, step: Any) -> dict[str, torch.Tensor]:
+    """Return what the environments have shown last, by the paths of its parts; but masks as a player does."""
+    shown = env.raw[-1] if isinstance(env.raw[-1], dict | tuple) else {"obs": env.raw[-1]}
+    inputs = {}
+    for name in names:
+        value = shown | step.obs[0] if name == "action_mask" else shown
+        for key in name.split("/"):
+            value = value[int(key)] if isinstance(value, tuple) else value[key]
+        inputs[name] = torch.as_tensor(value).clone()
+    return inputs
 
 
 def follow(policy: Exported, env: Any, run: Callable[[dict[str, torch.Tensor]], dict[str, Any]]) -> None:
     """Play with `Player`; what is exported must say the same of every step."""
-    step, kind = env.reset(1), env.kinds[0]
+    kind, env.raw = env.kinds[0], []
+    flatten_obs, kind.flatten = kind.flatten, lambda obs: env.raw.append(obs) or flatten_obs(obs)
+    step = env.reset(1)
     player = Player(policy.algorithm, policy.model, env, kind.index, deterministic=True)
     fresh, examples = np.ones(env.num_envs, bool), policy.examples()
     for _ in range(STEPS):
-        inputs = {name: torch.as_tensor(value).to(examples[name].dtype).clone() for name, value in step.obs[0].items()}
+        leaves = {name: torch.as_tensor(value).clone() for name, value in step.obs[0].items()}
+        inputs = raw_inputs(env, kind.obs_space, step)
+        inputs = {name: value.to(examples[name].dtype) for name, value in inputs.items()}
         states = {"rnn_states": player.rnn_states.clone(), "new_episode": torch.as_tensor(fresh)}
         inputs |= states if policy.model.state_size else {}
         got = {name: np.asarray(value) for name, value in run(inputs).items()}
         with torch.no_grad():
-            columns, next_states = policy.algorithm.act(policy.model, inputs, states["rnn_states"],
+            columns, next_states = policy.algorithm.act(policy.model, leaves, states["rnn_states"],
                                                         states["new_episode"], deterministic=True)
         rows = [np.zeros(columns["actions"].shape, np.float32)]
         player.act(step, fresh, rows)
@@ -73,7 +90,9 @@ def flatten(actions: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(("env_id", "settings"), [
-    ("tiny_envs:ReadsImage", IMAGE),
+    ("tiny_envs:ReadsImage", IMAGE), ("tiny_envs:ReadsGrayImage", IMAGE), ("tiny_envs:ReadsMatrix", {}),
+    ("tiny_envs:ReadsNumber", {}), ("tiny_envs:ReadsDiscrete", {}), ("tiny_envs:ReadsMultiDiscrete", {}),
+    ("tiny_envs:ReadsMultiBinary", {}), ("tiny_envs:MasksInObs", {}), ("tiny_envs:ActsMultiDiscrete", {}),
     ("tiny_envs:ReadsDict", IMAGE | {"use_rnn": True, "rnn_type": "gru", "rnn_size": 8, "normalize_returns": True}),
     ("tiny_envs:Recalls", {"use_rnn": True, "rnn_type": "lstm", "rnn_size": 8, "rnn_num_layers": 2}),
     ("tiny_envs:ActsTuple", {}), ("tiny_envs:ActsDict", {"adaptive_stddev": True}),
@@ -93,9 +112,18 @@ def test_onnx_keeps_names_and_hidden_states() -> None:
     program, inputs = trace(policy), policy.examples()
     data = to_onnx(program, inputs, policy(inputs), policy.meanings())
     session = onnxruntime.InferenceSession(data)
+    assert {value.shape[0] for value in (*session.get_inputs(), *session.get_outputs())} == {"batch"}
     names = [output.name for output in session.get_outputs()]
     follow(policy, env, lambda inputs: dict(zip(names, session.run(
         names, {name: value.numpy() for name, value in inputs.items()}), strict=True)))
+
+
+def test_what_a_tensor_cannot_hold_is_refused_and_what_it_holds_is_told_with_its_bounds() -> None:
+    with pytest.raises(UserError, match=r"observation 'obs' is a text.*; play with load"):
+        make("tiny_envs:ReadsText")
+    policy, env = make("tiny_envs:ReadsGrayImage", **IMAGE)
+    env.close()
+    assert policy.meanings()["obs"].endswith(": Box(0, 255, (6, 6), uint8)")
 
 
 def test_the_command_writes_one_file_that_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,10 @@
 """Export a trained policy as one file: `python -m tools.export train_dir/CartPole-v1 policy.onnx` (or `policy.pt2`).
 
-The file needs nothing of this repository. It takes raw observations, any number at once, and gives what `Algorithm.act`
-does in an evaluation with `--deterministic`, in float32: the most likely actions, in the form of the environment; the
-parameters of their distribution, to sample from; values; with a memory the next hidden states. What each input and
-output means is printed and in the file (ONNX: metadata and `doc_string`; `.pt2`: the extra file `about.json`).
+The file needs nothing of this repository. It takes raw observations (but no texts), any number at once, and gives what
+`Algorithm.act` does in an evaluation with `--deterministic`, in float32: the most likely actions, in the form of the
+environment; the parameters of their distribution, to sample from; values; with a memory the next hidden states. What
+each input and output means is printed and in the file (ONNX: metadata and `doc_string`; `.pt2`: the extra file
+`about.json`).
 
     actions, *_ = onnxruntime.InferenceSession("policy.onnx").run(["actions"], {"obs": obs})
     outputs = torch.export.load("policy.pt2").module()({"obs": torch.as_tensor(obs)})       # {"actions": ...}
@@ -23,7 +24,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import Algorithm, Data
-from envs.flat_spaces import ACTION_MASK, action_leaves, is_bounded, num_columns
+from envs.flat_spaces import ACTION_MASK, action_leaves, is_bounded, is_text, num_columns, plain_parts
+from envs.vector_env import AgentKind
 from normalizers import RunningNormalizer
 from runtime.command_line import OneLineParser, parse_bool
 from runtime.files import replacing
@@ -31,6 +33,7 @@ from runtime.policy import load
 from runtime.user_error import UserError
 
 MOST_ROWS = 2**20  # of observations at once
+BATCH = "batch"  # the name of their axis
 
 
 def dtype_of(space: spaces.Space) -> torch.dtype:
@@ -49,18 +52,29 @@ def env_actions(space: spaces.Space, columns: Tensor, *, squash: bool) -> Tensor
     return (actions if dtype.is_floating_point else actions.round()).to(dtype)
 
 
+def model_input(part: spaces.Space, leaf: spaces.Space, obs: Tensor) -> Tensor:
+    """Turn raw observations [B, ...] of a plain space into those of a leaf, as `flat_spaces.flatten_obs` does."""
+    start = getattr(part, "start", None)
+    shifted = obs if start is None else obs.long() - torch.as_tensor(start)
+    return shifted.reshape(-1, *leaf.shape).to(dtype_of(leaf))
+
+
 class Exported(nn.Module):
     """What is exported, a dict of inputs to a dict of outputs, and what they mean."""
 
-    def __init__(self, algorithm: Algorithm, model: nn.Module, obs_space: dict[str, spaces.Space],
-                 action_space: spaces.Space) -> None:
+    def __init__(self, algorithm: Algorithm, model: nn.Module, kind: AgentKind) -> None:
+        """Export what agents of a kind do. Raises `UserError` for texts."""
         super().__init__()
-        self.algorithm, self.model, self.obs_space = algorithm, model, obs_space
+        self.algorithm, self.model, self.obs_space = algorithm, model, kind.obs_space
+        raw = {path or "obs": part for path, part in plain_parts(kind.space).items()}
+        self.raw = {name: raw.get(name, leaf) for name, leaf in kind.obs_space.items()}  # a mask may be in the infos
+        if texts := [name for name, part in self.raw.items() if is_text(part)]:
+            raise UserError(f"observation '{texts[0]}' is a text, which no file for tensors can read; play with load()")
         self.parts = {f"actions/{path}" if path else "actions": leaf
-                      for path, leaf in action_leaves(action_space).items()}
+                      for path, leaf in action_leaves(kind.action_space).items()}
 
     def forward(self, inputs: Data) -> Data:
-        obs = {name: inputs[name] for name in self.obs_space}
+        obs = {name: model_input(self.raw[name], leaf, inputs[name]) for name, leaf in self.obs_space.items()}
         rows = next(iter(obs.values())).shape[0]  # len() would be the number of the example
         states = (inputs.get("rnn_states", torch.zeros(rows, 0)),
                   inputs.get("new_episode", torch.zeros(rows, dtype=torch.bool)))
@@ -73,15 +87,15 @@ class Exported(nn.Module):
 
     def examples(self) -> Data:
         """Make inputs of two rows."""
-        inputs = {name: torch.zeros(2, *space.shape, dtype=torch.bool if name == ACTION_MASK else dtype_of(space))
-                  for name, space in self.obs_space.items()}
+        inputs = {name: torch.zeros(2, *part.shape, dtype=dtype_of(part)) + torch.as_tensor(getattr(part, "start", 0))
+                  for name, part in self.raw.items()}
         states = {"rnn_states": torch.zeros(2, self.model.state_size), "new_episode": torch.zeros(2, dtype=torch.bool)}
         return inputs | (states if self.model.state_size else {})
 
     def meanings(self) -> dict[str, str]:
         """Say what each input and output is."""
         cfg = self.algorithm.cfg
-        said = {name: f"raw observation of {cfg.env}: {space}" for name, space in self.obs_space.items()}
+        said = {name: f"raw observation of {cfg.env}: {part}" for name, part in self.raw.items()}
         said |= {name: f"most likely action, as the environment takes it: {leaf}" for name, leaf in self.parts.items()}
         returns = f"expected return, discounted by {cfg.gamma:g}, of rewards times {cfg.reward_scale:g}"
         said |= {ACTION_MASK: "which options are allowed, those of all choices side by side",
@@ -100,7 +114,7 @@ def trace(policy: Exported) -> torch.export.ExportedProgram:
             part.CHUNK = MOST_ROWS * part.mean.numel()  # all rows at once, however many there are
     policy.requires_grad_(False)
     examples = policy.examples()
-    batch = torch.export.Dim("batch", min=1, max=MOST_ROWS)
+    batch = torch.export.Dim(BATCH, min=1, max=MOST_ROWS)
     try:
         with warnings.catch_warnings(action="ignore"):  # of torch about itself
             return torch.export.export(policy, (examples,), dynamic_shapes=({name: {0: batch} for name in examples},))
@@ -115,7 +129,7 @@ def to_onnx(program: torch.export.ExportedProgram, inputs: Data, outputs: Data, 
         onnx = torch.onnx.export(program, (), input_names=list(inputs), output_names=list(outputs), verbose=False)
     onnx.model.metadata_props.update(about)
     for value in (*onnx.model.graph.inputs, *onnx.model.graph.outputs):
-        value.doc_string = about[value.name]
+        value.doc_string, value.shape[0] = about[value.name], BATCH
     return onnx.model_proto.SerializeToString()
 
 
@@ -127,7 +141,7 @@ def export(args: argparse.Namespace) -> None:
         raise UserError(f"{args.file}: pip install onnx==1.23.2 onnxscript==0.7.2; or export a .pt2, which needs none")
     loaded = load(args.run_dir, policy=args.policy if args.policy >= 0 else None, checkpoint=args.checkpoint,
                   precision="float32", trust_run=args.trust_run)  # the one that evaluate.py would play
-    policy = Exported(loaded.algorithm, loaded.model, loaded.kind.obs_space, loaded.kind.action_space)
+    policy = Exported(loaded.algorithm, loaded.model, loaded.kind)
     inputs, program = policy.examples(), trace(policy)
     outputs = policy(inputs)
     said = {name: text for name, text in policy.meanings().items() if name in inputs | outputs}

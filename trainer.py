@@ -331,9 +331,14 @@ def plain(value: Any) -> Any:
 
 def as_json(env_kwargs: str | Mapping[str, Any]) -> str:
     """Write arguments of an environment's maker for the processes that make it. Raises `UserError`."""
+    if isinstance(env_kwargs, str):
+        return env_kwargs
     try:
-        return env_kwargs if isinstance(env_kwargs, str) else json.dumps(dict(env_kwargs))
-    except (TypeError, ValueError) as error:
+        text = json.dumps(dict(env_kwargs))
+        if json.loads(text) != dict(env_kwargs):
+            raise ValueError(f"they would arrive as {text}: its keys are texts, it has no tuples and no nan")
+        return text
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"env_kwargs must be what JSON can hold ({error}); or give a function that makes the "
                         "environment") from error
 

@@ -15,12 +15,13 @@ from diary import Diary
 
 from a3c import A3C
 from appo import APPO, load
+from config import make_config
 from pql import PQL
 from runtime import checkpoint
 from runtime.inbox import LOAD
 from runtime.user_error import ComponentError, UserError
 from shared_buffers import WITH_WORKER
-from trainer import Trainer
+from trainer import Trainer, as_json
 
 SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64,
                          "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (16,)}
@@ -248,6 +249,16 @@ def test_the_arguments_of_asynrl_work_as_documented(tmp_path: Path) -> None:
 
 
 # ---- what dies meanwhile ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [
+    {"prizes": {0: 1.0}}, {"size": (2, 3)}, {"limits": [{"of": (1,)}]}, {"worst": math.nan}, {"names": {"a"}}], ids=str)
+def test_arguments_that_would_arrive_changed_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"env_kwargs must be what JSON can hold .*; or give a function") as refused:
+        APPO("CartPole-v1", env_kwargs=given, serial_mode=True)
+    assert "\n" not in str(refused.value)
+    kept = {"sizes": [2, 3], "prizes": {"0": 1.5}, "best": math.inf, "name": "\u00e9", "none": None}
+    assert make_config({"env": "x", "env_kwargs": as_json(kept)}).env_arguments == kept
 
 
 def test_who_dies_while_the_others_pause_or_finish_is_replaced_and_does_it(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from tools.video import VideoWriter
 def make_arguments() -> OneLineParser:
     """Make the command line."""
     parser = OneLineParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--env", default="", help="environment id")
+    parser.add_argument("--env", default="", help="environment id [that of the run, with --experiment]")
     parser.add_argument("--train_dir", default="train_dir", help="folder that holds all runs [train_dir]")
     parser.add_argument("--experiment", default="", help="name of the run's folder; empty: the environment id")
     parser.add_argument("--checkpoint", default="", help="best, latest, a file, or random: random actions "
@@ -63,15 +63,18 @@ def make_arguments() -> OneLineParser:
 
 def load_run(args: argparse.Namespace) -> Config:
     """Find the run's settings. Raises `UserError` when there are none."""
-    find_spec(args.env)
+    if args.env or not args.experiment:
+        find_spec(args.env)
     run_dir = run_dir_of(args.train_dir, args.experiment, args.env)
     if not checkpoint.holds_run(run_dir):
         experiment = f" --experiment {args.experiment}" if args.experiment else ""
-        raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env}{experiment}")
+        raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env or 'ID'}"
+                        f"{experiment}")
     saved = without_gone(load_saved(run_dir / "config.json"))
-    if saved["env"] != args.env:
+    named = {"env": args.env} if args.env else {}
+    check_trusted(saved, named | {"trust_run": args.trust_run}, run_dir)
+    if args.env not in ("", saved["env"]):
         raise UserError(f"{run_dir} holds a run of {saved['env']}: add --env {saved['env']}")
-    check_trusted(saved, vars(args), run_dir)
     cfg = make_config(saved)
     if not -1 <= args.policy < cfg.num_policies:
         raise UserError(f"--policy={args.policy} is unknown; the run has policies 0 to {cfg.num_policies - 1}")

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from config import tunable
 from runtime import checkpoint
+from runtime.by_name import remember
 from runtime.files import replacing
 from runtime.inbox import CONFIGURE, LOAD
 from runtime.policy import Policy, check_policy
@@ -87,6 +88,7 @@ class Trainer(Supervisor):
         self._policies: dict[int, Policy] = {}  # for predict()
         self._in_callback = False
         super().__init__(env, **given)
+        remember(vars(self.cfg))
 
     # ---- training ------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,9 @@ import gymnasium as gym
 
 from runtime.user_error import UserError, nearest
 
-IMPORTED = ("algo", "model", "encoder", "core", "policy_mapping")  # settings that may name code, beside `env`
+IMPORTED = ("env", "algo", "model", "encoder", "core", "policy_mapping")  # settings that may name code
 NO_MODULE = "by_value"  # in names of what no other program can import
+_USED: dict[str, Any] = {}  # by systems of this program; None: there are several of the name
 
 
 class Named(str):
@@ -110,18 +111,33 @@ def reference(value: Any) -> Any:
     return Named(f"{NO_MODULE}:{name}", value)
 
 
+def remember(settings: Mapping[str, Any]) -> None:
+    """Note what code a system in this program was made of: its run may be loaded here without more trust."""
+    for value in (settings[flag] for flag in IMPORTED):
+        known = _USED.setdefault(str(value), value)
+        if getattr(known, "value", None) is not getattr(value, "value", None):
+            _USED[str(value)] = None  # there are two of this name
+
+
+def recall(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the saved settings whose code this program has used already."""
+    return {flag: _USED[str(saved[flag])] for flag in IMPORTED if _USED.get(str(saved.get(flag))) is not None}
+
+
 def check_trusted(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:
     """Refuse to import what only the settings in a run's folder ask for: who sends a folder would run code here.
 
     Args:
         saved: the settings of the run. given: those of the command line.
     """
-    unnamed = [flag for flag in IMPORTED if ":" in str(saved.get(flag, "")) and flag not in given]
+    if wrong := [name for name in IMPORTED if not isinstance(saved.get(name, ""), str)]:
+        raise UserError(f"{run_dir}: {wrong[0]} is no name in its settings; use --restart_behavior=restart")
+    unnamed = [flag for flag in IMPORTED if ":" in saved.get(flag, "") and flag not in given]
     for flag in unnamed:
         check_importable(flag, saved[flag])
     if unnamed and not given.get("trust_run"):
         raise UserError(f"{run_dir} asks to import {' '.join(f'--{flag}={saved[flag]}' for flag in unnamed)}; add "
-                        "--trust_run if you know what that code does")
+                        "--trust_run if you know what that code does (in Python trust_run=True)")
 
 
 def check_importable(flag: str, name: str) -> None:

@@ -21,7 +21,7 @@ from envs.families import make_env, make_vector_env
 from envs.flat_spaces import ACTION_MASK
 from envs.vector_env import AgentKind, EnvInfo, describe
 from pbt import assign_kinds
-from runtime.by_name import check_importable, check_trusted, reference
+from runtime.by_name import check_trusted, recall, reference
 from runtime.checkpoint import find_checkpoint, holds_run, load_checkpoint, load_newest, load_weights, policy_dir
 from runtime.files import load_saved
 from runtime.generators import OwnNumbers, fork_rng
@@ -215,14 +215,9 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
     state = None if path.is_dir() else load_checkpoint(path)
     saved = without_gone(state["config"] if state and "config" in state else load_saved(
         (path if state is None else path.parents[2]) / "config.json"))
-    if env is not None:
-        saved["env"] = reference(env)
-    elif ":" in saved["env"]:
-        check_importable("env", saved["env"])
-        if not trust_run:
-            raise UserError(f"{path} asks to import --env={saved['env']}; add --trust_run (in Python trust_run=True "
-                            "or env=...) if you know what that code does")
-    check_trusted(saved, {"trust_run": trust_run}, path)
+    own = recall(saved) | ({} if env is None else {"env": reference(env)})
+    check_trusted(saved, own | {"trust_run": trust_run}, path)
+    saved |= own
     if state is None:  # it may have been moved
         saved |= {"train_dir": str(path.parent), "experiment": path.name}
     cfg = make_config(saved, {"device": device}, {"precision": precision} if precision else {})

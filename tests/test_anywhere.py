@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = '''
 import os, threading
 import my_part
-from appo import APPO, AsyncPPO, Settings
+from appo import APPO, AsyncPPO, Settings, load
 
 class Local(my_part.Slow):
     pass
@@ -49,6 +49,7 @@ for system in one, two, one, two:
     system.close()
 shared = [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
 print("left:", processes_of(one, two), shared)
+print("loaded:", load("train_dir/raises").predict([0.0] * 4, deterministic=True)[0] in (0, 1))
 '''
 PART = """
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -73,7 +74,7 @@ def test_a_script_without_a_guard_in_another_folder(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "my_script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
                             check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert (result.returncode, result.stderr) == (0, ""), result.stderr
-    told = [line for line in result.stdout.splitlines() if line.startswith(("left", "trained"))]
+    told = [line for line in result.stdout.splitlines() if line.startswith(("left", "trained", "loaded"))]
     assert told[0].startswith("left by the exception: [] my_script:Local my_part:MyEncoder ")
-    assert told[1:] == ["trained: True True", "left: [] []"]
+    assert told[1:] == ["trained: True True", "left: [] []", "loaded: True"]
     assert (tmp_path / "train_dir" / "raises" / "checkpoints" / "policy_00").exists()

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
-from appo import APPO
+from appo import APPO, load
 from config import make_config
 from envs.families import find_spec
 from evaluate import main as evaluate
@@ -107,6 +108,11 @@ def test_a_run_of_a_local_class_is_resumed_from_python_only(tmp_path: Path, caps
             appo.train(300)
         assert appo.env_steps >= total
     assert (tmp_path / "Local" / "config.json").exists()
+    assert load(tmp_path / "Local").predict(np.zeros(4))[0] in (0, 1)
+    with APPO(local(make()), **settings, experiment="a"), APPO(local(make()), **settings, experiment="b") as other:
+        other.save()
+    with pytest.raises(UserError, match="'lambda' comes from a notebook"):  # which of the two?
+        load(tmp_path / "b")
     capsys.readouterr()
     for command in (train, evaluate):
         assert command([f"--env={NO_MODULE}:Local", f"--train_dir={tmp_path}"]) == 2

@@ -1,5 +1,6 @@
 """Scoring a checkpoint: one seed gives one score, a run is played where it lies."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -35,6 +36,20 @@ def test_one_episode_has_no_deviation_and_the_newest_weights_play_where_there_ar
     assert told == f"{newest.parent} has no best.pt yet: the newest weights play"
     assert playing.startswith(f"playing {newest} (")
     assert re.fullmatch(r"1 episode: return (\d+)\.00, length \1\.0 env_steps", scored)
+
+
+def test_an_experiment_knows_its_environment_but_is_not_trusted_with_code(
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = Path(shutil.copytree(trained / "CartPole-v1", tmp_path / "first"))
+    argv = [f"--train_dir={tmp_path}", "--experiment=first", "--episodes=1"]
+    assert evaluate.main(argv) == 0
+    assert "1 episode: return " in capsys.readouterr().out
+    settings = json.loads((run_dir / "config.json").read_text())
+    (run_dir / "config.json").write_text(json.dumps(settings | {"env": "evil:Env"}))
+    for refused, line in ((argv, "asks to import --env=evil:Env; add --trust_run if"), (argv[:1], "--env is missing"),
+                          ([*argv, "--env=CartPole-v1"], "holds a run of evil:Env: add --env evil:Env")):
+        assert evaluate.main(refused) == 2
+        assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["elsewhere/CartPole-v1", "elsewhere/renamed"])

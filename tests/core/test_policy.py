@@ -15,6 +15,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from appo import APPO, load
 from config import algorithm_class, make_config
 from envs.families import make_env, probe
+from runtime import by_name
 from runtime.policy import Policy, is_one
 from runtime.user_error import UserError
 
@@ -124,13 +125,16 @@ def test_what_is_no_observation_is_refused_in_one_line(env: str, obs: Any, compl
     assert "\n" not in str(refused.value)
 
 
-def test_a_run_plays_without_a_process_and_runs_no_code_unasked(tmp_path: Path) -> None:
+def test_a_run_plays_without_a_process_and_runs_no_code_unasked(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     with APPO("tiny_envs:ReadsVector", train_dir=str(tmp_path), experiment="mine", serial_mode=True, num_workers=1,
               num_envs_per_worker=4, rollout=8, batch_size=32, num_batches_per_epoch=1) as appo:
         appo.train(1000)
         appo.save(tmp_path / "alone.pt")
         expected = appo.predict(np.ones(2, np.float32), deterministic=True)[0]
     (tmp_path / "mine").rename(tmp_path / "moved")
+    assert load(tmp_path / "moved").predict(np.ones(2, np.float32), deterministic=True)[0] == expected, "used here"
+    monkeypatch.setattr(by_name, "_USED", {})  # as in another program
     for path in (tmp_path / "moved", str(tmp_path / "alone.pt"), *tmp_path.glob("moved/checkpoints/*/checkpoint_*")):
         with pytest.raises(UserError, match=r"asks to import --env=tiny_envs:ReadsVector; add --trust_run"):
             load(path)

@@ -8,8 +8,8 @@ thing. Read next: `shared_buffers.py`.
 """
 
 import contextlib
+import copy
 import dataclasses
-import json
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from runtime.by_name import find_function
 from runtime.console import say
 from runtime.container import cpu_cores
-from runtime.files import run_dir_of, save_settings
+from runtime.files import parse_json, run_dir_of, save_settings
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
@@ -248,8 +248,8 @@ class Config:
 
     @property
     def env_arguments(self) -> dict[str, Any]:
-        with contextlib.suppress(ValueError):
-            return json.loads(self.env_kwargs or "{}")
+        with contextlib.suppress(ValueError, RecursionError):  # gymnasium copies them, too
+            return copy.deepcopy(parse_json(self.env_kwargs or "{}"))
 
     @property
     def envs_per_split(self) -> int:
@@ -320,7 +320,7 @@ def _validate(c: Config) -> None:
         if getattr(c, name) and getattr(c, name).count(":") != 1:
             raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:my_{name}")
     if not isinstance(c.env_arguments, dict):
-        raise UserError(f"--env_kwargs={c.env_kwargs} is no JSON object; write it as '{{\"size\": 7}}'")
+        raise UserError(f"--env_kwargs={c.env_kwargs[:200]} is no JSON object; write it as '{{\"size\": 7}}'")
     if c.seed > MAX_SEED:
         raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
     run_dir_of(c.train_dir, c.experiment, c.env)

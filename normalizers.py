@@ -278,10 +278,11 @@ class ReturnNormalizer(Held, nn.Module):
 
 def normalized_names(cfg: Config, leaves: dict[str, spaces.Space]) -> set[str]:
     """Choose the leaves whose running statistics are taken. Raises `UserError` for a name that does not exist."""
-    unknown = set(cfg.normalize_input_keys) - set(leaves)
+    given = set(map(str, cfg.normalize_input_keys))
+    unknown = given - set(leaves)
     if unknown:
         raise UserError(f"--normalize_input_keys: there is no observation '{min(unknown)}'; there are "
                         + ", ".join(leaves))
     if not cfg.normalize_input:
         return set()
-    return set(cfg.normalize_input_keys) or {name for name, space in leaves.items() if isinstance(space, spaces.Box)}
+    return given or {name for name, space in leaves.items() if isinstance(space, spaces.Box)}

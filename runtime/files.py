@@ -17,15 +17,25 @@ from runtime.user_error import UserError
 MAX_NAME_BYTES, MAX_PATH_BYTES = 240, 3000  # 255 and 4096 are the system's, and names get endings (_old2)
 
 
+def check_regular(path: Path) -> Path:
+    """Return the path of a file, which need not exist. Raises `OSError` for a pipe or a device: reading one may never
+    end, and a file would replace it.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Give a file to write to that takes this name when it is whole and on the disk, and else leaves nothing.
 
     A crash, at whatever moment, leaves the file before or the new one.
     """
-    temporary = path.with_suffix(".tmp")
+    temporary = check_regular(path).with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:  # never through a link of this name
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -125,7 +135,7 @@ def save_settings(path: Path, settings: Mapping[str, Any]) -> None:
 def load_saved(path: Path) -> dict[str, Any]:
     """Read the settings of a run, which `save_settings` wrote. Raises `UserError` when the file is damaged."""
     try:
-        saved = parse_json(path.read_text())
+        saved = parse_json(check_regular(path).read_text())
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); use --restart_behavior=restart to begin anew") from error
     if not isinstance(saved, dict) or "env" not in saved:

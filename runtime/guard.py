@@ -63,11 +63,11 @@ os.register_at_fork(after_in_child=leave_guard)
 def remove_at_end(folder: str) -> None:
     """Remove a folder when this process has ended, however that comes."""
     with contextlib.suppress(OSError):  # somebody has killed the guard: the run goes on without
-        os.write(start_guard(), f"{folder}\0".encode())
+        os.write(start_guard(), os.fsencode(folder) + b"\0")
 
 
 if __name__ == "__main__" and os.fork() == 0:  # the run does not wait for its guard
-    run, folders = int(sys.argv[1]), sys.stdin.read().split("\0")[:-1]  # until the main process ends
+    run, folders = int(sys.argv[1]), sys.stdin.buffer.read().split(b"\0")[:-1]  # until the main process ends
     while left := list(started_by(RUN, [run])):
         signal_with_programs(left, signal.SIGKILL)
         time.sleep(0.05)

@@ -25,7 +25,7 @@ import psutil
 from config import Config
 from runtime import checkpoint
 from runtime.console import say, show_progress
-from runtime.files import add_line, parse_json, read_lines, read_number, write_atomically
+from runtime.files import add_line, check_regular, parse_json, read_lines, read_number, write_atomically
 from runtime.policy_records import (
     EPISODES,
     RETURN_WINDOW,
@@ -385,7 +385,7 @@ def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Read the summary of a run's earlier part; empty when there is none."""
     with contextlib.suppress(OSError, ValueError):
-        summary = parse_json((run_dir / "summary.json").read_text())
+        summary = parse_json(check_regular(run_dir / "summary.json").read_text())
         return summary if isinstance(summary, dict) else {}
     return {}
 

@@ -14,7 +14,7 @@ from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
 from runtime.command_line import algo_of, as_typed, make_parser
-from runtime.files import load_saved, run_dir_of, write_atomically
+from runtime.files import check_regular, load_saved, run_dir_of, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
 
@@ -100,6 +100,8 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[int, str]:
     """
     run_dir, news = cfg.run_dir, ""
     with refusing_files(cfg):
+        if cfg.restart_behavior == "resume":
+            check_own_files(run_dir)
         if cfg.restart_behavior == "resume" and checkpoint.holds_run(run_dir):
             news = describe_resume(cfg, given)
         elif run_dir.exists() and cfg.restart_behavior == "resume":
@@ -122,6 +124,14 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[int, str]:
             cfg.save(run_dir / "config.json")
         (run_dir / "metrics.jsonl").open("a").close()  # later, what cannot be written ends nothing
     return lock, news
+
+
+def check_own_files(folder: Path) -> None:
+    """Raise `UserError` for what a run would write through, to somewhere else, or wait for."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path} is a link, a pipe or a device; a run writes only to its own files: put a copy in "
+                            "its place, or remove it")
 
 
 @contextlib.contextmanager
@@ -157,7 +167,7 @@ def count_start(run_dir: Path) -> int:
     """
     path = run_dir / "starts.json"
     try:
-        start = int(path.read_text())
+        start = int(check_regular(path).read_text())
         if not 0 <= start < MAX_STARTS:
             raise ValueError
     except FileNotFoundError:

@@ -149,12 +149,14 @@ os.kill(os.getpid(), 9)
 
 
 def test_the_guard_ends_what_came_from_a_killed_process_and_removes_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "of\nthe run"
+    folder, another = tmp_path / os.fsdecode(b"of\r\nthe\nrun \xff"), tmp_path / "of"
     folder.mkdir()
+    another.mkdir()
     done = subprocess.run([sys.executable, "-c", GUARDED, str(folder)], stdout=subprocess.PIPE, text=True, check=False)
     component, program, other = (psutil.Process(int(pid)) for pid in done.stdout.split())
     try:
         wait_until(lambda: not folder.exists(), "the folder is left")
+        assert another.exists()
         ended = [not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
                  for process in (component, program, other)]
         assert ended == [True, True, False], "the last one belongs to another run"

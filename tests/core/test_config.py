@@ -242,6 +242,7 @@ def test_names_that_no_folder_can_have_are_refused(name: str, fits: bool) -> Non
     ({"model": "m:make", "encoder": "e:make"}, "--model replaces the encoder and the core"),
     ({"core": "c:make", "use_rnn": True}, "--core replaces the recurrent core of --use_rnn"),
     ({"res_w": 64}, "--res_w and --res_h belong together"), ({"env_kwargs": "{"}, "--env_kwargs={ is no JSON object"),
+    ({"env_kwargs": '{"a":' + "[" * 100_000}, "[[ is no JSON object"),
     ({"normalize_input": False, "normalize_input_keys": ("obs",)}, "--normalize_input_keys needs"),
     ({"recurrence": 8}, "--recurrence=8 needs a policy with a memory"),
     ({"with_pbt": True}, "--with_pbt needs a population"),

@@ -25,6 +25,7 @@ from runtime.by_name import check_trusted
 from runtime.command_line import OneLineParser, parse_bool
 from runtime.evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
 from runtime.files import load_saved, run_dir_of
+from runtime.generators import seed_all
 from runtime.machine import body_dtype, choose_device
 from runtime.policy import best_policy, find_policy
 from runtime.seeding import EVALUATION, derive_seed
@@ -167,7 +168,7 @@ def evaluate(args: argparse.Namespace) -> None:
     render_mode = "human" if args.render else "rgb_array" if args.record_video else None
     num_envs = 1 if render_mode else min(args.episodes, MAX_ENVS)
     torch.set_num_threads(1)  # several would wait for each other in each small operator
-    torch.manual_seed(derive_seed(cfg.seed, EVALUATION, part=1))
+    seed_all(derive_seed(cfg.seed, EVALUATION, part=1))
     if args.record_video and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's default needs a display
     env = make_vector_env(cfg, num_envs, render_mode)

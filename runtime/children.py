@@ -40,7 +40,6 @@ def start_server() -> ForkServerContext:
     """
     take_share_of_cores()
     allow_descriptors(4096)  # more than any run needs
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
     context = multiprocessing.get_context("forkserver")
     # every optimizer imports the last one, 1 s: once here, not in each learner
     context.set_forkserver_preload(["torch", "gymnasium", "appo", "torch._dynamo"])
@@ -52,12 +51,16 @@ def start_server() -> ForkServerContext:
         remove_at_end(folder)  # where the server listens
         resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
         before, here = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), os.open(".", os.O_RDONLY)
+        of_program = dict(os.environ)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
         os.environ[RUN] = str(os.getpid())  # of all that comes from the server
         try:
             os.chdir(ROOT)  # the server looks for the modules in its folder alone, whatever `sys.path` is here
             forkserver.ensure_running()  # inherits the mask, and so do its children
         finally:
-            del os.environ[RUN]
+            for name in os.environ.keys() - of_program.keys():
+                del os.environ[name]
+            os.environ.update(of_program)
             os.fchdir(here)
             os.close(here)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -28,7 +28,8 @@ import torch
 from runtime import pulse
 from runtime.children import hiding_the_script, start_server, wake_server
 from runtime.console import forgive
-from runtime.guard import COMPONENT, signal_with_programs
+from runtime.generators import left_alone, seed_all
+from runtime.guard import COMPONENT, RUN, signal_with_programs
 from runtime.recorder import Recorder, Span
 from runtime.seeding import PROCESS, derive_seed
 from runtime.stop import leave_stopping_to_the_supervisor
@@ -102,6 +103,7 @@ class Processes:
 
     def __init__(self, context: Any) -> None:
         self.context = context
+        self.place = os.getcwd(), {**os.environ, RUN: str(os.getpid())}  # the server's may be of an earlier system
         self.processes: list[Any] = []
         self.pipes: dict[Connection, tuple[str, ReportPipe]] = {}  # by their reading ends
         self.spans: dict[str, Iterable[Span]] = {}  # of each component, in the order in which they were made
@@ -127,7 +129,7 @@ class Processes:
         self.spans[component.name] = []
         component = component._replace(make=cloudpickle.dumps(component.make))  # it may be of the user's script
         return self.context.Process(target=run_component, name=component.name,
-                                    args=(component, pipe, self.seeds[index], self.trace))
+                                    args=(component, pipe, self.seeds[index], self.trace, *self.place))
 
     def _start_process(self, index: int) -> None:
         start_process(self.processes[index], self.components[index].name)
@@ -218,27 +220,30 @@ class OneProcess:
     """Every component in this process, without threads, in a fixed order: slow, but a debugger can step through it."""
 
     def __init__(self) -> None:
+        self.own: list[Any] = []  # what the process has only once: the program keeps its own
         self.components: list[Any] = []  # that were made
         self.processes: list[Any] = []  # there is none
         self.spans: dict[str, Iterable[Span]] = {}
 
     def start(self, components: Sequence[Component], report: Report, seed: int, start: int, *, trace: bool) -> None:
         """Make each component; trace: record what it does."""
-        torch.set_num_threads(1)  # as in every process of the other modes
-        torch.manual_seed(derive_seed(seed, PROCESS, start))
-        for component in components:
-            made = component.make(*component.args, *([report] if component.reports else []))
-            self.components.append(made)
-            report(("ready", len(self.components) - 1))
-            if trace:
-                recorder = Recorder()
-                recorder.attach(made, waits=False)
-                self.spans[component.name] = recorder.spans
+        with left_alone(self.own):
+            torch.set_num_threads(1)  # as in every process of the other modes
+            seed_all(derive_seed(seed, PROCESS, start))
+            for component in components:
+                made = component.make(*component.args, *([report] if component.reports else []))
+                self.components.append(made)
+                report(("ready", len(self.components) - 1))
+                if trace:
+                    recorder = Recorder()
+                    recorder.attach(made, waits=False)
+                    self.spans[component.name] = recorder.spans
 
     def advance(self, report: Report) -> None:
         """Give each component one turn; they report by themselves."""
-        for component in self.components:
-            component.turn()
+        with left_alone(self.own):
+            for component in self.components:
+                component.turn()
 
     def whole(self, role: str) -> set[int]:
         """Return none: what has failed here is the whole program."""
@@ -246,9 +251,10 @@ class OneProcess:
 
     def leave(self, report: Report, timeout_sec: float) -> list[str]:
         """Close what has environments."""
-        for component in self.components:
-            if hasattr(component, "close"):
-                component.close()
+        with left_alone(self.own):
+            for component in self.components:
+                if hasattr(component, "close"):
+                    component.close()
         return []
 
     def kill(self) -> None:
@@ -304,15 +310,19 @@ def kill_all(processes: list[Any]) -> None:
         process.join(max(0.0, deadline - time.monotonic()))
 
 
-def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool) -> None:
+def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool, folder: str,
+                  environment: Mapping[str, str]) -> None:
     """Run one component in this process until it is told to stop; report its traceback if it fails."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
     enter_child(component.name)
     os.nice(component.niceness)
     if component.core is not None:
         os.sched_setaffinity(0, {component.core})
     keep_freed_memory()
     torch.set_num_threads(1)  # cores are shared between processes instead
-    torch.manual_seed(seed)
+    seed_all(seed)
     try:
         make, recorder = cloudpickle.loads(component.make), Recorder()
         running = make(*component.args, *([pipe.send] if component.reports else []))

@@ -21,7 +21,7 @@ from envs.flat_spaces import ACTION_MASK, num_action_parameters, num_columns
 from envs.vector_env import Step, VectorEnv
 from model import parameter_kinds
 from runtime import checkpoint
-from runtime.generators import fork_rng
+from runtime.generators import fork_rng, left_alone, seed_all
 from runtime.machine import body_dtype
 from runtime.seeding import EVALUATION, derive_seed
 from shared_buffers import SharedBuffers
@@ -181,8 +181,8 @@ class Evaluator:
         weights, version = self.buffers.policies[policy].weights.read(self.models[policy])
         kinds = self.buffers.kind_of_policy
         own_kind, seed = kinds[policy], self.cfg.seed
-        with fork_rng(self.devices):  # in serial mode training must draw the same numbers as without
-            torch.manual_seed(derive_seed(seed, EVALUATION, part=1))
+        with left_alone(), fork_rng(self.devices):  # in serial mode training must draw the same numbers as without
+            seed_all(derive_seed(seed, EVALUATION, part=1))
             players = []
             for kind_number, kind in enumerate(self.env.kinds):
                 number = policy if kind_number == own_kind else kinds.index(kind_number)

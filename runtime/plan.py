@@ -18,6 +18,7 @@ from pbt import assign_kinds
 from runtime import checkpoint, ranks
 from runtime.children import start_server
 from runtime.crew import Component, Processes
+from runtime.generators import left_alone
 from runtime.machine import choose_cores, choose_device
 from runtime.memory import check_memory, count_bytes
 from runtime.pulse import START_SEC
@@ -57,6 +58,7 @@ class Plan(NamedTuple):
         return "\n".join([*lines, *([f"no checkpoint of policy {', '.join(anew)}: it begins anew"] if anew else [])])
 
 
+@left_alone()
 def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
     """Find out what a run is made of. Raises `UserError` for what is impossible.
 
@@ -97,7 +99,7 @@ def probe_in_child(cfg: Config) -> EnvInfo:
     component = Component(f"probe of {cfg.env}", Probe, (cfg,), "probe", 0, None, torch.zeros(3, dtype=torch.int64))
     deadline = time.monotonic() + seconds
     try:
-        crew.start([component], reports.append, cfg.seed, 0, trace=False)
+        crew.start([component], reports.append, cfg.seed, ranks.MAX_STARTS, trace=False)  # as no run starts
         while not reports and time.monotonic() < deadline:
             crew.advance(reports.append)
     finally:

@@ -24,7 +24,7 @@ from pbt import assign_kinds
 from runtime.by_name import check_trusted, recall, reference
 from runtime.checkpoint import find_checkpoint, holds_run, load_checkpoint, load_newest, load_weights, policy_dir
 from runtime.files import load_saved
-from runtime.generators import OwnNumbers, fork_rng
+from runtime.generators import OwnNumbers, fork_rng, left_alone
 from runtime.machine import body_dtype, choose_device
 from runtime.records import read_summary
 from runtime.seeding import EVALUATION, derive_seed
@@ -195,6 +195,7 @@ def best_policy(cfg: Config, which: str) -> int:
     return 0
 
 
+@left_alone()
 def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None, checkpoint: str = "",
          device: str = "cpu", precision: str | None = None, trust_run: bool = False) -> Policy:
     """Load a trained policy, without starting a process. The environment is made once, to learn its spaces.

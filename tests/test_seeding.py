@@ -3,17 +3,20 @@
 import itertools
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from numpy.random import mtrand
 from parts import learners, rollout_workers
 from test_train import run_train
 
-from appo import APPO
+from appo import APPO, load
 from runtime.seeding import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
 
 SMALL: dict[str, Any] = {
@@ -36,6 +39,26 @@ class Levels(gym.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return np.zeros(1, np.float32), 1.0, self.np_random.random() < 0.2, False, {}
+
+
+class Foreign(Levels):
+    """Shows what it draws from the generators that a process has only once; writes that, and one of its variables."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        drawn, info = draw(), super().reset(**kwargs)[1]
+        with Path("drawn.txt").open("a") as file:
+            file.write("".join(f"{os.environ['WHICH']} {number}\n" for number in drawn))
+        return np.array([sum(drawn) % 1000 / 1000], np.float32), info
+
+
+def draw() -> list[int]:
+    return [int(mtrand.randint(2**60)), random.getrandbits(60), int(torch.randint(2**60, ()))]
+
+
+def seed_program(seed: int) -> None:
+    mtrand.seed(seed)
+    random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def levels_of(train_dir: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 400, **settings: Any) -> list[int]:
@@ -89,6 +112,46 @@ def test_a_run_that_was_killed_before_it_saved_plays_other_levels_when_it_starts
     probed = played[0] & played[1]
     assert len(probed) <= 1, "only the one that tells the spaces"
     assert min(map(len, played)) > 20
+
+
+def test_no_two_processes_draw_the_same_from_global_generators(tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that takes the place of another. Each system has the environment variables of its own start."""
+    monkeypatch.chdir(tmp_path)
+    for which, seed in (("one", 0), ("two", 1)):
+        monkeypatch.setenv("WHICH", which)
+        before = dict(os.environ)
+        with APPO("test_seeding:Foreign", train_dir=str(tmp_path), experiment=which, seed=seed, **SMALL) as appo:
+            assert os.environ == before
+            monkeypatch.setenv("WHICH", "later")
+            appo.train(100)
+            appo.crew.processes[0].kill()
+            appo.train(100)
+            assert appo.records.num_replaced == 1
+    lines = [line.split() for line in Path("drawn.txt").read_text().splitlines()]
+    assert {which for which, _ in lines} == {"one", "two"}
+    assert len({number for _, number in lines}) == len(lines) > 2 * 3 * (8 + 4)
+
+
+def test_serial_mode_draws_from_global_generators_by_its_seed_and_the_program_by_its_own(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHICH", "serial")
+    monkeypatch.chdir(tmp_path)
+    learned = []
+    for number, (seed, period) in enumerate([(0, 0), (0, 100), (1, 0)]):
+        seed_program(number)
+        with APPO("test_seeding:Foreign", train_dir=str(tmp_path), experiment=str(number), serial_mode=True, seed=seed,
+                  eval_every_env_steps=period, eval_episodes=2, **SMALL) as appo:
+            appo.train(200)
+            drawn = [*draw(), mtrand.normal()]
+            appo.train(200)
+            learned.append(torch.cat([parameter.flatten() for parameter in appo.get_parameters()[0].values()]))
+        load(tmp_path / str(number), env=Foreign)
+        drawn += [mtrand.normal(), *draw()]
+        seed_program(number)
+        assert drawn == [*draw(), mtrand.normal(), mtrand.normal(), *draw()]
+    assert learned[0].equal(learned[1]), "an evaluation draws numbers of its own"
+    assert not learned[0].equal(learned[2])
 
 
 def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

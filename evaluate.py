@@ -62,6 +62,14 @@ def make_arguments() -> OneLineParser:
     return parser
 
 
+def name_in_full(args: argparse.Namespace) -> None:
+    """Replace paths by full ones, which stay right when an environment changes the working folder."""
+    args.train_dir = os.path.abspath(args.train_dir)
+    args.checkpoint, *args.against = [os.path.abspath(name) if os.path.isfile(name) else name
+                                      for name in (args.checkpoint, *args.against)]
+    args.record_video = args.record_video and args.record_video.absolute()
+
+
 def load_run(args: argparse.Namespace) -> Config:
     """Find the run's settings. Raises `UserError` when there are none."""
     if args.env or not args.experiment:
@@ -162,6 +170,7 @@ def evaluate(args: argparse.Namespace) -> None:
         raise UserError(f"--checkpoint={args.checkpoint} is no entry of a tournament; use --against {args.checkpoint}")
     if args.tournament and args.policy >= 0:
         raise UserError("--policy: all policies play in a tournament; leave it out")
+    name_in_full(args)
     cfg = load_run(args)
     no_return_is_best = args.tournament or cfg.self_play_past_fraction > 0
     args.checkpoint = args.checkpoint or ("latest" if no_return_is_best else "best")

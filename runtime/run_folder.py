@@ -44,6 +44,8 @@ def configure(given: Mapping[str, Any]) -> Config:
     Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another kind.
     """
     check_not_imported()
+    if isinstance(folder := given.get("train_dir", Config.train_dir), str | os.PathLike):
+        given = {**given, "train_dir": os.path.abspath(folder)}  # an environment may change the working folder
     place = {name: given.get(name, getattr(Config, name)) for name in PLACE}
     env_profile = profile(place["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(place["train_dir"], place["experiment"], place["env"])

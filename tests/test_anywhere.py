@@ -1,9 +1,16 @@
-"""A script in another folder, with PYTHONPATH: without a main guard; several systems in one program."""
+"""A script in another folder, with PYTHONPATH and no main guard; several systems in it; where environments go."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from evaluate import main as evaluate
+from train import main as train
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,3 +85,31 @@ def test_a_script_without_a_guard_in_another_folder(tmp_path: Path) -> None:
     assert told[0].startswith("left by the exception: [] my_script:Local my_part:MyEncoder ")
     assert told[1:] == ["trained: True True", "left: [] []", "loaded: True"]
     assert (tmp_path / "train_dir" / "raises" / "checkpoints" / "policy_00").exists()
+
+
+class Wanders(CartPoleEnv):
+    """Goes to another folder when it is made, and writes there."""
+
+    def __init__(self, folder: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        os.chdir(folder)
+
+    def reset(self, **kwargs: Any) -> Any:
+        Path("episodes").touch()
+        return super().reset(**kwargs)
+
+
+@pytest.mark.parametrize("mode", ["--async_rl", "--serial_mode"])
+def test_files_lie_where_the_command_was_typed_wherever_environments_go(tmp_path: Path, mode: str,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    env = ["--env=test_anywhere:Wanders", "--experiment=run"]
+    assert train(["--num_workers=1", "--num_envs_per_worker=4", "--rollout=16", "--batch_size=64", mode, *env,
+                  "--train_for_env_steps=500", "--eval_every_env_steps=250", "--eval_episodes=2",
+                  f'--env_kwargs={{"folder": "{tmp_path / "elsewhere"}"}}']) == 0
+    assert Path.cwd() == tmp_path
+    best = "train_dir/run/checkpoints/policy_00/best.pt"
+    assert evaluate([*env, "--episodes=2", f"--checkpoint={best}", "--record_video=film.gif"]) == 0
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {"episodes"}
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "train_dir", "film.gif"}

@@ -83,7 +83,7 @@ class Supervisor:
         self._meet("allocated")
         with contextlib.ExitStack() as undo:
             lock, news = prepare_run_dir(cfg, given)
-            undo.callback(os.close, lock)
+            undo.callback(lock.close)
             undo.callback(self._kill)
             with refusing_files(cfg):
                 start = ranks.from_rank_0(f"{store_prefix}/start", count_start(cfg.run_dir))
@@ -233,7 +233,7 @@ class Supervisor:
             return
         in_order = not self.ended  # else there is a failure to tell of
         with STOP_SIGNAL.deferred(), contextlib.ExitStack() as at_last:
-            at_last.callback(os.close, self.run_dir_lock)
+            at_last.callback(self.run_dir_lock.close)
             at_last.callback(lambda: self.records.close(self.env_steps))
             at_last.callback(self._kill)
             if in_order:

@@ -1,9 +1,12 @@
 """The folder of a run: which settings it is continued with, who may write into it. Used by `supervisor.py`."""
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
 import shutil
+import socket
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -95,8 +98,8 @@ def describe_resume(cfg: Config, given: Mapping[str, Any]) -> str:
                                  placeholder=" ... (config.json has all)") + "\n" for begin, texts in parts if texts)
 
 
-def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[int, str]:
-    """Make the run's folder and save the settings; return the open folder, locked for this process, and what to tell.
+def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.ExitStack, str]:
+    """Make the run's folder and save the settings; return its lock, which is to be closed, and what to tell.
 
     Raises `UserError` when the folder cannot be written, or another process trains in it.
     """
@@ -109,11 +112,11 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[int, str]:
         elif run_dir.exists() and cfg.restart_behavior == "resume":
             metrics = run_dir / "metrics.jsonl"
             if metrics.is_file() and metrics.stat().st_size > 0:
-                os.close(lock_folder(run_dir))
+                lock_folder(run_dir).close()
                 old = run_dir.rename(unused_name(run_dir))
                 news = f"nothing to resume in {run_dir}, which is called {old.name} now\n"
         elif run_dir.exists():
-            os.close(lock_folder(run_dir))  # refuse to take a folder away from a running process
+            lock_folder(run_dir).close()  # refuse to take a folder away from a running process
             if not (run_dir / "config.json").exists():
                 raise UserError(f"{run_dir} holds no run; move it away or use another --experiment")
             if cfg.restart_behavior == "overwrite":
@@ -180,15 +183,23 @@ def count_start(run_dir: Path) -> int:
     return start
 
 
-def lock_folder(folder: Path) -> int:
-    """Open a folder and lock it until it is closed or the process ends. Raises `UserError` when it is locked."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise UserError(f"another process trains in {folder}; stop it, or use another --experiment") from error
-    return descriptor
+def lock_folder(folder: Path) -> contextlib.ExitStack:
+    """Lock a folder, and its name on this machine, until this is closed or the process ends.
+
+    So the name stays locked when somebody removes or renames the folder. Raises `UserError` when one of them is locked.
+    """
+    root = os.stat("/")  # containers may share their network, where the names are, but not this
+    name = hashlib.sha256(f"{root.st_dev} {root.st_ino} {folder.resolve()}".encode(errors="surrogateescape")).digest()
+    with contextlib.ExitStack() as locks:
+        locks.callback(os.close, descriptor := os.open(folder, os.O_RDONLY))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.enter_context(socket.socket(socket.AF_UNIX)).bind(b"\0" + name)  # of no file
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EADDRINUSE):
+                raise
+            raise UserError(f"another process trains in {folder}; stop it, or use another --experiment") from error
+        return locks.pop_all()
 
 
 def unused_name(path: Path) -> Path:

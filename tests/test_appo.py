@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime import checkpoint
 from runtime.inbox import RESUME, STOP
-from runtime.run_folder import prepare_run_dir
+from runtime.run_folder import mend_run_dir, prepare_run_dir
 from runtime.user_error import ComponentError, UserError
 from shared_buffers import Spec
 from supervisor import Supervisor
@@ -184,12 +185,24 @@ def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
 def test_a_folder_in_which_a_process_trains_is_refused(tmp_path: Path) -> None:
     cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path)})
     lock, _ = prepare_run_dir(cfg, {})
-    for restart_behavior in ("resume", "restart", "overwrite"):
-        again = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path), "restart_behavior": restart_behavior})
+
+    def check_refused(**given: Any) -> None:
         with pytest.raises(UserError, match="another process trains"):
-            prepare_run_dir(again, {})
-    os.close(lock)
-    os.close(prepare_run_dir(cfg, {})[0])
+            prepare_run_dir(make_config({"env": "CartPole-v1", "train_dir": str(tmp_path)} | given), {})
+
+    for restart_behavior in ("resume", "restart", "overwrite"):
+        check_refused(restart_behavior=restart_behavior)
+    cfg.run_dir.rename(tmp_path / "moved")
+    check_refused()
+    check_refused(experiment="moved")
+    mend_run_dir(cfg, 1)
+    check_refused()
+    shutil.rmtree(cfg.run_dir)
+    check_refused()
+    (tmp_path / "link").symlink_to(tmp_path)
+    check_refused(train_dir=str(tmp_path / "link"))
+    lock.close()
+    prepare_run_dir(cfg, {})[0].close()
 
 
 def test_a_folder_that_holds_no_run_is_never_deleted(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from runtime.command_line import OneLineParser, parse_bool
 from runtime.evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
 from runtime.files import load_saved, run_dir_of
 from runtime.generators import seed_all
+from runtime.guard import take_programs_along
 from runtime.machine import body_dtype, choose_device
 from runtime.policy import best_policy, find_policy
 from runtime.seeding import EVALUATION, derive_seed
@@ -223,4 +224,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    take_programs_along()
     end(main(sys.argv[1:]))

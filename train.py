@@ -8,6 +8,7 @@ import contextlib
 import sys
 
 from runtime.console import forgive
+from runtime.guard import take_programs_along
 from runtime.stop import STOP_SIGNAL, end
 from runtime.user_error import ComponentError, EnvironmentFailure, UserError
 
@@ -46,4 +47,5 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     forgive()
+    take_programs_along()
     end(main(sys.argv[1:]))

@@ -66,6 +66,12 @@ def remove_at_end(folder: str) -> None:
         os.write(start_guard(), os.fsencode(folder) + b"\0")
 
 
+def take_programs_along() -> None:
+    """End whatever this process starts from now on when it has ended, however that comes: for commands of ours."""
+    os.environ[RUN] = str(os.getpid())
+    start_guard()
+
+
 if __name__ == "__main__" and os.fork() == 0:  # the run does not wait for its guard
     run, folders = int(sys.argv[1]), sys.stdin.buffer.read().split(b"\0")[:-1]  # until the main process ends
     while left := list(started_by(RUN, [run])):

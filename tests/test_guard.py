@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_train import ENDLESS, SMALL, newest_state, read_summary, run_train, wait_until
+from test_train import ENDLESS, SMALL, TRAIN_PY, newest_state, read_summary, run_train, wait_until
 
 from runtime import guard
 
@@ -70,6 +70,16 @@ class Holds(Starts):
             Path("holds").touch()
             ctypes.PyDLL(None).sleep(1000)
         return super().reset(**kwargs)
+
+
+class Leaves(CartPoleEnv):
+    """Starts a program and never ends it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        program = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdin=subprocess.DEVNULL)
+        with open("programs", "a") as file:
+            file.write(f"{program.pid}\\n")
 '''
 
 
@@ -113,6 +123,25 @@ def test_nothing_is_left_of_a_run_that_was_killed(folder: Path, whole_tree: bool
     wait_until(lambda: not temporary_folders() - before, "temporary folders are left")
     wait_until(lambda: not any(program.is_running() for program in programs), "programs are left")
     assert len(programs) >= 4
+
+
+def test_nothing_is_left_of_what_commands_have_started_in_their_own_process(folder: Path) -> None:
+    def programs() -> list[psutil.Process]:
+        numbers = set(map(int, (folder / "programs").read_text().split()))
+        return [process for process in psutil.process_iter()
+                if process.pid in numbers and process.status() != psutil.STATUS_ZOMBIE]
+
+    outcome = run_train(folder, "--env=stubborn:Leaves", *SMALL[1:], "--serial_mode", "--train_for_env_steps=200")
+    assert (outcome.status, outcome.err) == (0, "")
+    wait_until(lambda: not programs(), "programs are left")
+    (folder / "programs").unlink()
+    evaluate = subprocess.Popen(
+        [sys.executable, str(TRAIN_PY.with_name("evaluate.py")), "--env=stubborn:Leaves", "--experiment=first",
+         f"--train_dir={folder}", "--episodes=1000000"], cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)})
+    wait_until(lambda: (folder / "programs").exists() and len(programs()) > 10, "it does not start")
+    evaluate.kill()
+    evaluate.wait()
+    wait_until(lambda: not programs(), "programs are left")
 
 
 @pytest.mark.parametrize("which", ["SIGKILL", "SIGSTOP"])

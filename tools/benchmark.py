@@ -29,6 +29,7 @@ from typing import IO, Any, NamedTuple
 import psutil
 
 from runtime.files import read_lines
+from runtime.guard import take_programs_along
 from runtime.user_error import UserError
 from tools.figures import drawing
 
@@ -214,4 +215,5 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the run that it measures
+    take_programs_along()
     sys.exit(main(sys.argv[1:]))

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.files import read_lines
+from runtime.guard import take_programs_along
 from runtime.user_error import UserError
 from tools.plot import draw, read_curves
 
@@ -158,4 +159,5 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    take_programs_along()
     sys.exit(main(sys.argv[1:]))

@@ -27,6 +27,7 @@ from runtime import checkpoint
 from runtime.children import start_server
 from runtime.ranks import open_store, take_share_of_cores
 from runtime.stop import SIGNALS
+from train import main as train
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -266,7 +267,24 @@ def test_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.ranks.CORES", [0, 1, 2, 5, 7])
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(set(cores)))
     for rank in range(2):
-        for name, value in (("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", 2)):
+        for name, value in (("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", 2),
+                            ("MASTER_ADDR", "localhost"), ("MASTER_PORT", 1)):
             monkeypatch.setenv(name, str(value))
         take_share_of_cores()
     assert taken == [{0, 1}, {2, 5}]
+
+
+@pytest.mark.parametrize("told", [
+    {"RANK": "1"}, {"RANK": "x"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": "2"}, {"LOCAL_RANK": "1"},
+    {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
+    {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}], ids=str)
+def test_what_no_torchrun_says_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                      capsys: pytest.CaptureFixture, told: dict[str, str]) -> None:
+    monkeypatch.setattr("runtime.ranks.CORES", sorted(os.sched_getaffinity(0)))
+    open_store.cache_clear()
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert train(["--env=CartPole-v1", f"--train_dir={tmp_path}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(("unset these, or start with torchrun", "MASTER_PORT=x; start all ranks with torchrun"))
+    assert not list(tmp_path.iterdir())

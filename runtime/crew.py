@@ -297,7 +297,7 @@ def kill_all(processes: list[Any]) -> None:
     """End every process that was started, whatever its state, with all that it has started; wait for its end."""
     started, descriptors = [process for process in processes if process.pid is not None], []
     for process in started:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError, AttributeError):  # it has ended; older kernels, strict containers; macOS
             descriptors.append(os.pidfd_open(process.pid))
     if started:
         signal_with_programs([process.pid for process in started], signal.SIGKILL)

@@ -1,6 +1,8 @@
 """What goes wrong in an environment stops the run and says which environment, which seed and which step it was."""
 
+import errno
 import multiprocessing
+import os
 import signal
 import sys
 import traceback
@@ -172,3 +174,18 @@ def test_missing_package_is_one_line_with_the_command_that_installs_it(
     with pytest.raises(UserError) as refusal:
         make_vector_env(make_config({"env": env_id}), 1)
     assert_one_line(str(refusal.value), [f"--env={env_id}", install])
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_processes_end_where_the_system_gives_no_descriptors_of_them(monkeypatch: pytest.MonkeyPatch, *,
+                                                                     is_there: bool) -> None:
+    """Older kernels and strict containers have no `pidfd_open`, and other systems Python's function neither."""
+    def refuse(pid: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    if is_there:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    else:
+        monkeypatch.delattr(os, "pidfd_open")
+    assert plan.probe_in_child(make_config({"env": "CartPole-v1"})).agents == ["agent"]
+    assert not multiprocessing.active_children()

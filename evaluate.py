@@ -38,7 +38,7 @@ from tools.video import VideoWriter
 
 def make_arguments() -> OneLineParser:
     """Make the command line."""
-    parser = OneLineParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = OneLineParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--env", default="", help="environment id [that of the run, with --experiment]")
     parser.add_argument("--train_dir", default="train_dir", help="folder that holds all runs [train_dir]")
     parser.add_argument("--experiment", default="", help="name of the run's folder; empty: the environment id")

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
             from runtime.run_folder import parse_settings  # noqa: PLC0415
             from supervisor import Supervisor  # noqa: PLC0415
 
-            given = parse_settings(argv, __doc__.splitlines()[0])
+            given = parse_settings(argv, (__doc__ or "").partition("\n")[0])
             system = Supervisor(**{"env": "", **given})
             with STOP_SIGNAL.deferred(), contextlib.closing(system):
                 training = True

@@ -1,6 +1,7 @@
 """The command `train.py`: its records, exit statuses, refusals and resumption, and that it leaves nothing behind."""
 
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -154,6 +155,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def run_dir(finished: SimpleNamespace, tmp_path: Path) -> Path:
     """Return a copy of the finished run, in a train_dir of its own."""
     return Path(shutil.copytree(finished.run_dir, tmp_path / "runs" / "first"))
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", *(
+    f"tools.{path.stem}" for path in TRAIN_PY.parent.glob("tools/*.py") if "def main(" in path.read_text())])
+def test_commands_need_no_docstrings(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """`python -OO` has none."""
+    command = importlib.import_module(name)
+    monkeypatch.setattr(command, "__doc__", None)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--help"])
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out
 
 
 # ---- the end, of its own accord and otherwise ------------------------------------------------------------------------

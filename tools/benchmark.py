@@ -193,7 +193,7 @@ COMMANDS = {"throughput": run_throughput, "scaling": run_scaling, "compare": run
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
-    description, _, epilog = __doc__.partition("\n\n")
+    description, _, epilog = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(description=description, epilog=epilog, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)

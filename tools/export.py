@@ -160,7 +160,7 @@ def export(args: argparse.Namespace) -> None:
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
-    parser = OneLineParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = OneLineParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="the run's folder, such as train_dir/CartPole-v1")
     parser.add_argument("file", type=Path, metavar="FILE", help="file to write, .onnx or .pt2 (torch.export)")
     parser.add_argument("--checkpoint", default="", help="best, latest or a file [best; after self-play latest]")

@@ -167,7 +167,7 @@ def draw_population(run_dir: Path, output: Path) -> None:
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("output", type=Path, help="picture to write, for example curve.png")
     parser.add_argument("--goal", type=float, help="mark this value with a dashed line")

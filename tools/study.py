@@ -142,7 +142,7 @@ def run_study(study: Study, folder: Path) -> None:
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("study", type=Path, metavar="STUDY.toml", help="the settings to compare")
     parser.add_argument("folder", type=Path, help="where the runs, the table and the picture lie")
     args = parser.parse_args(argv)

@@ -130,7 +130,7 @@ def write_run(run_dir: Path, spans: dict[str, Iterable[Span]], begin: int, end: 
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
-    parser = OneLineParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = OneLineParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("run", type=Path, help="a run's folder, or a trace file")
     parser.add_argument("--seconds", type=float, default=0.5, help="draw the last so many seconds [0.5]")
     parser.add_argument("--until", type=float, default=math.inf, metavar="SECONDS",

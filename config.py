@@ -238,7 +238,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_value(field, getattr(self, field.name))
+            check_value(field, getattr(self, field.name))
         _validate(self)
 
     # ---- derived values --------------------------------------------------------------------------------------
@@ -297,7 +297,8 @@ def tunable(cfg: Config) -> dict[str, float]:
             if field.metadata["tune"] and (field.name != "gamma" or cfg.pbt_optimize_gamma)}
 
 
-def _check_value(field: dataclasses.Field, value: Any) -> None:
+def check_value(field: dataclasses.Field, value: Any) -> None:
+    """Raise `UserError` for a value of a setting that has another type, or is not allowed."""
     kind = typing.get_origin(field.type) or field.type
     allowed = (int, float) if kind is float else (list, tuple) if kind is tuple else kind
     if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):

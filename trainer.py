@@ -103,7 +103,8 @@ class Trainer(Supervisor):
         Args:
             callback: is called with each report, a row of metrics.jsonl; it may `change` settings, and stops the
                 training by returning False.
-            should_stop: is asked all the time, and stops the training by returning True.
+            should_stop: is asked all the time, and stops the training by returning True. An error of either is raised
+                when the training has stopped; the system can be used on.
 
         Returns what this call has done: env_steps, sgd_steps, num_episodes, train_sec, fps (env_frames per second), and
         the last row of metrics.jsonl, with the totals of the run as total_env_steps and total_sgd_steps. Ctrl-C saves
@@ -121,23 +122,23 @@ class Trainer(Supervisor):
         before = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
         begun, told, failure = time.monotonic(), self.records.row, []
 
-        def tell() -> bool:
-            """Tell the callback of a new row; return whether it asks for a stop."""
+        def ask() -> bool:
+            """Tell the callback of a new row; return whether it or should_stop asks for a stop, or has failed."""
             nonlocal told
-            row = self.records.row
-            if callback is None or row is told or "env_steps" not in row or failure:
-                return bool(failure)
+            row, is_new = self.records.row, callback is not None and self.records.row is not told
+            if failure:
+                return True
             told, self._in_callback = row, True
             try:
-                return plain(callback(dict(row))) is False
+                return (is_new and "env_steps" in row and plain(callback(dict(row))) is False) or bool(should_stop())
             except BaseException as error:  # noqa: BLE001  raised again when the training has paused
                 failure.append(error)
                 return True
             finally:
                 self._in_callback = False
 
-        super().train(None if steps is None else int(steps), lambda: tell() or should_stop())
-        tell()
+        super().train(None if steps is None else int(steps), ask)
+        ask()
         if failure:
             raise failure[0]
         seconds = time.monotonic() - begun
@@ -347,7 +348,7 @@ def as_json(env_kwargs: str | Mapping[str, Any]) -> str:
 
 def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:
     """Return the settings that the arguments `encoder` and `encodersubtype` mean. Raises `UserError`."""
-    if callable(encoder) or ":" in encoder or not (encoder or subtype):
+    if not isinstance(encoder, str) or ":" in encoder or not (encoder or subtype):
         if subtype:
             raise UserError(f"encodersubtype={subtype} belongs to encoder='conv', 'resnet' or 'mlp'; leave it out")
         return {"encoder": encoder} if encoder else {}

@@ -1,6 +1,7 @@
 """The folder of a run: which settings it is continued with, who may write into it. Used by `supervisor.py`."""
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from config import Config, canonical_algo, make_config, tunable, without_gone
+from config import Config, canonical_algo, check_value, make_config, tunable, without_gone
 from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
@@ -47,8 +48,11 @@ def configure(given: Mapping[str, Any]) -> Config:
     Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another kind.
     """
     check_not_imported()
-    if isinstance(folder := given.get("train_dir", Config.train_dir), str | os.PathLike):
-        given = {**given, "train_dir": os.path.abspath(folder)}  # an environment may change the working folder
+    for field in dataclasses.fields(Config):
+        if field.name in given:
+            check_value(field, given[field.name])  # what follows computes with them
+    # in full: an environment may change the working folder
+    given = {**given, "train_dir": os.path.abspath(given.get("train_dir", Config.train_dir))}
     place = {name: given.get(name, getattr(Config, name)) for name in PLACE}
     env_profile = profile(place["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(place["train_dir"], place["experiment"], place["env"])

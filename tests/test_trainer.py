@@ -76,6 +76,29 @@ def test_a_system_that_was_stopped_begins_its_next_budget_there(tmp_path: Path) 
         assert stopped + 300 <= appo.env_steps < stopped + 300 + NUM_ENVS
 
 
+def test_a_closed_system_says_that_it_has_ended(tmp_path: Path) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+        appo.train(100)
+    uses = (appo.train, appo.save, appo.change, appo.__enter__, lambda: appo.set_parameters(appo.get_parameters()))
+    for use in uses:
+        with pytest.raises(ComponentError, match="this system has ended; make a new one, it resumes the run"):
+            use()
+
+
+@pytest.mark.parametrize(("given", "line"), [
+    ({"env": math}, "env is a module; give an id, or a function or class that makes one"),
+    *(({name: value}, f"--{name}={value!r} is not of type {kind}") for name, value, kind in (
+        ("num_workers", "2", "int"), ("worker_num_splits", [2], "int"), ("num_policies", "2", "int"),
+        ("learning_rate", "0.1", "float"), ("experiment", 3, "str"), ("train_dir", 3, "str"), ("encoder", 32, "str"),
+        ("algo", 3, "str"))),
+    ({"num_envs_per_worker": -4}, "--num_envs_per_worker=-4 must be greater than 0"),
+    ({"learning_rat": 1e-3}, "unknown setting learning_rat (did you mean learning_rate?)")], ids=str)
+def test_what_cannot_be_a_setting_is_refused_in_one_line(tmp_path: Path, given: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as refused:
+        APPO(**{"env": "CartPole-v1", "train_dir": str(tmp_path), **SERIAL} | given)
+    assert str(refused.value) == line
+
+
 # ---- callbacks and settings that change ------------------------------------------------------------------------------
 
 
@@ -98,10 +121,11 @@ def test_a_callback_gets_each_report_changes_the_learning_rate_and_stops_the_tra
     assert json.loads((appo.cfg.run_dir / "config.json").read_text())["learning_rate"] == 2e-4
 
 
-def test_an_error_in_a_callback_reaches_the_caller_and_the_system_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["callback", "should_stop"])
+def test_an_error_in_a_callback_reaches_the_caller_and_the_system_goes_on(tmp_path: Path, name: str) -> None:
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
         with pytest.raises(ZeroDivisionError):
-            appo.train(100_000, lambda row: 1 / 0)
+            appo.train(100_000, **{name: lambda *row: 1 / 0})
         stopped = appo.env_steps
         assert stopped < 10_000
         appo.train(300)

@@ -26,7 +26,7 @@ BEST, DONOR, GIVEN = "best.pt", "donor.pt", "given.pt"
 FORMAT = 1  # of the files
 MAX_DEPTH, MAX_VALUES = 10, 100_000  # of dicts and lists within each other; of values on one level
 TYPES = {"algo": str, "config": dict, "model": dict, "optimizer": dict, "population": dict, "spaces": dict,
-         "score": float, "learning_rate": float | int, "initial_learning_rate": float | int,
+         "score": float | int, "learning_rate": float | int, "initial_learning_rate": float | int,
          "sgd_steps": int, "env_steps": int, "policy_steps": int, "env_steps_trained": int, "sort_of_score": int}
 NAME = re.compile(r"(checkpoint|milestone|snapshot)_\d{9,}_\d{11,}\.pt")
 
@@ -178,7 +178,7 @@ def check_content(state: dict[str, Any]) -> None:
             raise ValueError(f"{name} is another thing")
     moments = state.get("optimizer", {"state": {}})["state"].values()
     for kind, values in ((Tensor, state["model"]), (str, state.get("spaces", {})), (object, state.get("config", {})),
-                         *((Tensor | float | int | None, of_one) for of_one in moments)):
+                         *((Tensor | float | int | dict | list | tuple | None, of_one) for of_one in moments)):
         if not all(isinstance(name, str) and isinstance(value, kind) for name, value in values.items()):
             raise ValueError("a part is another thing")
 

@@ -109,7 +109,8 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.E
     """
     run_dir, news = cfg.run_dir, ""
     with refusing_files(cfg):
-        if cfg.restart_behavior == "resume":
+        if cfg.restart_behavior == "resume" and run_dir.is_dir():
+            os.close(lock_folder(run_dir))  # nobody else changes it
             check_own_files(run_dir)
         if cfg.restart_behavior == "resume" and checkpoint.holds_run(run_dir):
             news = describe_resume(cfg, given)

@@ -385,6 +385,13 @@ def test_what_lies_in_a_strangers_folder_is_refused_in_one_line_and_not_written_
     plot.read_setting(tmp_path / "run")
 
 
+def test_an_optimizer_of_ones_own_may_keep_lists(tmp_path: Path) -> None:
+    moments = {0: {"step": torch.tensor(1.0), "bases": [torch.eye(2), torch.eye(3)], "momentum": None, "rate": 0.1}}
+    state = a_state() | {"optimizer": {"state": moments, "param_groups": [{"params": [0], "betas": (0.9, 0.99)}]}}
+    save_checkpoint(state, tmp_path / "mine.pt")
+    assert same(load_checkpoint(tmp_path / "mine.pt")["optimizer"], state["optimizer"])
+
+
 def test_a_file_that_is_saved_replaces_no_device_and_follows_no_link(tmp_path: Path) -> None:
     pipe, mine = tmp_path / "pipe", tmp_path / "mine"
     os.mkfifo(pipe)

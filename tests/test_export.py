@@ -16,7 +16,6 @@ from envs.families import make_vector_env
 from envs.flat_spaces import unflatten_actions
 from runtime.evaluator import Player
 from runtime.policy import load
-from runtime.user_error import UserError
 from tools import export
 from tools.export import Exported, to_onnx, trace
 
@@ -59,7 +58,8 @@ def follow(policy: Exported, env: Any, run: Callable[[dict[str, torch.Tensor]], 
     fresh, examples = np.ones(env.num_envs, bool), policy.examples()
     for _ in range(STEPS):
         leaves = {name: torch.as_tensor(value).clone() for name, value in step.obs[0].items()}
-        inputs = raw_inputs(env, kind.obs_space, step)
+        inputs = raw_inputs(env, kind.obs_space.keys() - policy.texts, step)
+        inputs |= {name: leaves[name] for name in policy.texts}
         inputs = {name: value.to(examples[name].dtype) for name, value in inputs.items()}
         states = {"rnn_states": player.rnn_states.clone(), "new_episode": torch.as_tensor(fresh)}
         inputs |= states if policy.model.state_size else {}
@@ -95,7 +95,7 @@ def flatten(actions: Any) -> list[np.ndarray]:
     ("tiny_envs:ReadsMultiBinary", {}), ("tiny_envs:MasksInObs", {}), ("tiny_envs:ActsMultiDiscrete", {}),
     ("tiny_envs:ReadsDict", IMAGE | {"use_rnn": True, "rnn_type": "gru", "rnn_size": 8, "normalize_returns": True}),
     ("tiny_envs:Recalls", {"use_rnn": True, "rnn_type": "lstm", "rnn_size": 8, "rnn_num_layers": 2}),
-    ("tiny_envs:ActsTuple", {}), ("tiny_envs:ActsDict", {"adaptive_stddev": True}),
+    ("tiny_envs:ReadsText", {}), ("tiny_envs:ActsTuple", {}), ("tiny_envs:ActsDict", {"adaptive_stddev": True}),
     ("tiny_envs:ActsBox", {"squash_actions": True}), ("tiny_envs:MasksInInfo", {"algo": "apex"}),
     ("Pendulum-v1", {"algo": "pql"})], ids=str)
 def test_a_graph_acts_as_the_policy_does(env_id: str, settings: dict[str, Any]) -> None:
@@ -118,12 +118,11 @@ def test_onnx_keeps_names_and_hidden_states() -> None:
         names, {name: value.numpy() for name, value in inputs.items()}), strict=True)))
 
 
-def test_what_a_tensor_cannot_hold_is_refused_and_what_it_holds_is_told_with_its_bounds() -> None:
-    with pytest.raises(UserError, match=r"observation 'obs' is a text.*; play with load"):
-        make("tiny_envs:ReadsText")
-    policy, env = make("tiny_envs:ReadsGrayImage", **IMAGE)
-    env.close()
+def test_an_input_says_what_it_is() -> None:
+    policy, _ = make("tiny_envs:ReadsGrayImage", **IMAGE)
     assert policy.meanings()["obs"].endswith(": Box(0, 255, (6, 6), uint8)")
+    policy, _ = make("tiny_envs:ReadsText")
+    assert "hash_words" in policy.meanings()["obs"]
 
 
 def test_the_command_writes_one_file_that_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,9 +278,8 @@ def test_the_arguments_of_asynrl_work_as_documented(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [
     {"prizes": {0: 1.0}}, {"size": (2, 3)}, {"limits": [{"of": (1,)}]}, {"worst": math.nan}, {"names": {"a"}}], ids=str)
 def test_arguments_that_would_arrive_changed_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"env_kwargs must be what JSON can hold .*; or give a function") as refused:
+    with pytest.raises(UserError, match=r"env_kwargs must be what JSON can hold .*; or give a function"):
         APPO("CartPole-v1", env_kwargs=given, serial_mode=True)
-    assert "\n" not in str(refused.value)
     kept = {"sizes": [2, 3], "prizes": {"0": 1.5}, "best": math.inf, "name": "\u00e9", "none": None}
     assert make_config({"env": "x", "env_kwargs": as_json(kept)}).env_arguments == kept
 

@@ -63,13 +63,12 @@ class Exported(nn.Module):
     """What is exported, a dict of inputs to a dict of outputs, and what they mean."""
 
     def __init__(self, algorithm: Algorithm, model: nn.Module, kind: AgentKind) -> None:
-        """Export what agents of a kind do. Raises `UserError` for texts."""
+        """Export what agents of a kind do. A text is read as the bits of its words, since tensors hold no text."""
         super().__init__()
         self.algorithm, self.model, self.obs_space = algorithm, model, kind.obs_space
-        raw = {path or "obs": part for path, part in plain_parts(kind.space).items()}
+        raw = {path or "obs": part for path, part in plain_parts(kind.space).items() if not is_text(part)}
         self.raw = {name: raw.get(name, leaf) for name, leaf in kind.obs_space.items()}  # a mask may be in the infos
-        if texts := [name for name, part in self.raw.items() if is_text(part)]:
-            raise UserError(f"observation '{texts[0]}' is a text, which no file for tensors can read; play with load()")
+        self.texts = {path or "obs" for path, part in plain_parts(kind.space).items() if is_text(part)}
         self.parts = {f"actions/{path}" if path else "actions": leaf
                       for path, leaf in action_leaves(kind.action_space).items()}
 
@@ -96,6 +95,7 @@ class Exported(nn.Module):
         """Say what each input and output is."""
         cfg = self.algorithm.cfg
         said = {name: f"raw observation of {cfg.env}: {part}" for name, part in self.raw.items()}
+        said |= dict.fromkeys(self.texts, "the words of a text, as envs.flat_spaces.hash_words() gives them")
         said |= {name: f"most likely action, as the environment takes it: {leaf}" for name, leaf in self.parts.items()}
         returns = f"expected return, discounted by {cfg.gamma:g}, of rewards times {cfg.reward_scale:g}"
         said |= {ACTION_MASK: "which options are allowed, those of all choices side by side",

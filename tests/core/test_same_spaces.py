@@ -13,7 +13,6 @@ from appo import APPO, load
 from evaluate import main as evaluate
 from runtime.user_error import UserError
 
-Spaces = tuple[spaces.Space, spaces.Space]
 NUMBERS, TWO = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 IN_ORDER, SWAPPED = (spaces.Dict([(name, TWO if name == "left" else NUMBERS) for name in names])
                      for names in (("left", "right"), ("right", "left")))
@@ -40,7 +39,7 @@ def make(train_dir: Path, env: type, experiment: str = "run", **settings: Any) -
                 **settings)
 
 
-def give(monkeypatch: pytest.MonkeyPatch, both: Spaces) -> None:
+def give(monkeypatch: pytest.MonkeyPatch, both: tuple[spaces.Space, spaces.Space]) -> None:
     monkeypatch.setattr(Shows, "observation_space", both[0])
     monkeypatch.setattr(Shows, "action_space", both[1])
 
@@ -62,7 +61,7 @@ def give(monkeypatch: pytest.MonkeyPatch, both: Spaces) -> None:
     ((NUMBERS, IN_ORDER), (NUMBERS, SWAPPED), "action is right Box(-1.0, 1.0, (2,), float32), left Discrete(2) and was "
      "left Discrete(2), right Box(-1.0, 1.0, (2,), float32)")], ids=lambda _: "")
 def test_other_spaces_are_refused_wherever_a_policy_is_loaded(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, trained: Spaces, played: Spaces,
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, trained: Any, played: Any,
         change: str) -> None:
     give(monkeypatch, trained)
     with make(tmp_path, Shows) as appo:

@@ -129,11 +129,11 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.E
             else:
                 run_dir.rename(unused_name(run_dir))
         make_folders(cfg)
-        lock = lock_folder(run_dir)
-        if not (run_dir / "config.json").is_file():  # else it is saved when the training goes on
-            cfg.save(run_dir / "config.json")
-        (run_dir / "metrics.jsonl").open("a").close()  # later, what cannot be written ends nothing
-    return lock, news
+        with lock_folder(run_dir) as lock:
+            if not (run_dir / "config.json").is_file():  # else it is saved when the training goes on
+                cfg.save(run_dir / "config.json")
+            (run_dir / "metrics.jsonl").open("a").close()  # later, what cannot be written ends nothing
+            return lock.pop_all(), news
 
 
 def check_own_files(folder: Path) -> None:

@@ -288,7 +288,7 @@ def test_a_run_that_could_not_save_ends_with_status_1_and_one_line(tmp_path: Pat
         capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "NOT SAVED: Not a directory" in done.stdout
-    assert done.stderr == "train.py: what was learned last is not in run: policy 0: Not a directory\n"
+    assert done.stderr == f"train.py: what was learned last is not in {tmp_path}/run: policy 0: Not a directory\n"
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 

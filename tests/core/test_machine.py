@@ -53,7 +53,8 @@ def test_a3c_has_one_learner_where_there_cannot_be_more(given: dict) -> None:
 
 
 def test_a3c_has_one_learner_in_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in (("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
     assert "num_learners" not in settings_of(Machine(2, 0), "atari", {}, "a3c")
 
 

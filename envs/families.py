@@ -66,8 +66,10 @@ PROFILES: dict[str, dict[str, Any]] = {
     "other": {"num_envs": 32, "encoder_mlp_layers": (256, 256), "rnn_size": 128},
 }
 
-# what the C++ implementation of Atari knows of `--env_kwargs`; with others gymnasium's wrappers play
-ATARI_VECTOR_KWARGS = {"repeat_action_probability", "full_action_space", "max_num_frames_per_episode"}
+# what the C++ implementation of Atari knows of an id's arguments; with others, or a limit, gymnasium's wrappers play
+ATARI_VECTOR_KWARGS = {"game", "frameskip", "repeat_action_probability", "full_action_space",
+                       "max_num_frames_per_episode"}
+FRAMESKIPS = {"atari": "frameskip", "vizdoom": "frame_skip"}  # an argument that --env_frameskip gives
 LARGE_OBSERVATIONS = ("atari", "vizdoom")
 PROBED = 2**20  # the environment that only tells the spaces: no worker has so many
 
@@ -175,9 +177,14 @@ class OneSeed(gym.vector.VectorWrapper):
 
 
 def spec_of(cfg: Config) -> EnvSpec:
-    """Look up the environment of a run, with its `env_kwargs`."""
-    spec = find_spec(cfg.env)
-    return dataclasses.replace(spec, kwargs={**spec.kwargs, **cfg.env_arguments})
+    """Look up the environment of a run, with its `env_kwargs`.
+
+    Of an id, which has a version, `max_episode_steps` is an argument of gymnasium.make, as one would write it there.
+    """
+    spec, given = find_spec(cfg.env), dict(cfg.env_arguments)
+    if spec.version is not None and "max_episode_steps" in given:
+        spec = dataclasses.replace(spec, max_episode_steps=given.pop("max_episode_steps"))
+    return dataclasses.replace(spec, kwargs={**spec.kwargs, **given})
 
 
 @handlers_kept()
@@ -187,8 +194,10 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     Raises `UserError` with the install command when a package is missing, `EnvironmentFailure` for what they raise.
     """
     spec, kind = spec_of(cfg), family(cfg.env)
-    if cfg.env_frameskip != 1 and kind not in ("atari", "vizdoom"):
+    if cfg.env_frameskip != 1 and kind not in FRAMESKIPS:
         raise UserError("--env_frameskip is for Atari games and VizDoom; leave it at 1")
+    if FRAMESKIPS.get(kind) in cfg.env_arguments:
+        raise UserError(f"--env_kwargs: {FRAMESKIPS[kind]} is --env_frameskip here; give that")
     if cfg.env_framestack != 1 and kind != "atari":
         raise UserError("--env_framestack is for Atari games only; leave it at 1")
     if cfg.res_w and kind in ("atari", "minigrid"):
@@ -219,7 +228,8 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
 def gym_vector_env(cfg: Config, spec: EnvSpec, kind: str, num_envs: int, render_mode: str | None,
                    ) -> gym.vector.VectorEnv:
     """Make gymnasium environments of one agent: a batched implementation where there is one that will do."""
-    if kind == "atari" and render_mode is None and cfg.env_arguments.keys() <= ATARI_VECTOR_KWARGS:
+    known = spec.kwargs.keys() <= ATARI_VECTOR_KWARGS and spec.max_episode_steps is None
+    if kind == "atari" and render_mode is None and known:
         return _atari_vector(cfg, spec, num_envs)
     if spec.vector_entry_point is not None and render_mode is None and not cfg.res_w:
         return OneSeed(gym.make_vec(spec, num_envs=num_envs))

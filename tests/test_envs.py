@@ -227,6 +227,39 @@ def test_pendulum_is_truncated_at_its_time_limit_and_resets_at_the_next_step() -
     assert not truncated.any()
 
 
+class Limits(TinyEnv):
+    """Has a time limit of its own, as an argument."""
+
+    def __init__(self, max_episode_steps: int) -> None:
+        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+        self.limit, self.t = max_episode_steps, 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return *super().step(action)[:3], self.t % self.limit == 0, {}
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1", "test_envs:Limits"])
+def test_a_time_limit_is_given_as_to_gymnasiums_make(env_id: str) -> None:
+    env = make(env_id, env_kwargs='{"max_episode_steps": 7}')
+    env.reset(0)
+    assert [t for t in range(1, 16) if env.step(rows(0, 0)).truncated.all()] == [7, 15]
+
+
+def test_an_atari_game_keeps_the_time_limit_that_it_is_registered_with() -> None:
+    """Which the implementation in C++ does not know. Waiting for the first action takes 31 of the 40 frames at most."""
+    gym.register("ShortPong-v0", "ale_py.env:AtariEnv", kwargs={"game": "pong"}, max_episode_steps=40)
+    env = make("ShortPong-v0", 1)
+    gym.registry.pop("ShortPong-v0")
+    env.reset(0)
+    assert any(env.step(rows(0)).truncated.any() for _ in range(10))
+
+
+def test_the_frames_of_a_step_are_not_given_twice() -> None:
+    with pytest.raises(UserError, match="frameskip is --env_frameskip here"):
+        make("PongNoFrameskip-v4", env_kwargs='{"frameskip": 2}')
+
+
 # ---- seeds -----------------------------------------------------------------------------------------------------------
 
 

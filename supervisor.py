@@ -97,8 +97,8 @@ class Supervisor:
             with refusing_files(cfg):
                 self.records = Records(cfg, self.buffers, resumed_at=self.env_steps if is_resumed else None,
                                        sgd_steps=self.versions, since=since)
-            self._wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start",
-                             START_SEC)
+            self._wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start "
+                             "(--stall_timeout_sec)", START_SEC)
             self._meet("ready")
             if context is not None:
                 self.recovery = Recovery(cfg, self.buffers, self.crew, components, self.sampling, self.records.log)

@@ -104,7 +104,8 @@ def probe_in_child(cfg: Config) -> EnvInfo:
             crew.advance(reports.append)
     finally:
         crew.kill()
-    kind, *content = reports[0] if reports else ("died", 0, f"{component.name} hangs: more than {seconds:.0f} s", "")
+    late = f"{component.name} hangs: more than {seconds:.0f} s (--stall_timeout_sec)"
+    kind, *content = reports[0] if reports else ("died", 0, late, "")
     if kind == "died":
         raise ComponentError(content[2] or content[1])
     return content[0]

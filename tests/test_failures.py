@@ -132,7 +132,8 @@ def test_whatever_an_environment_does_is_told_in_one_line(
 
 def test_an_environment_may_hang_while_it_is_made_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "START_SEC", 0.5)
-    with pytest.raises(ComponentError, match=r"^probe of failing_envs:MakingHangs hangs: more than 1 s$"):
+    with pytest.raises(ComponentError, match=r"^probe of failing_envs:MakingHangs hangs: more than 1 s "
+                       r"\(--stall_timeout_sec\)$"):
         plan.probe_in_child(make_config({"env": "failing_envs:MakingHangs", "stall_timeout_sec": 0.5}))
     assert not multiprocessing.active_children()
 

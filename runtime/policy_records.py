@@ -117,7 +117,10 @@ class PolicyRecords:
         self.best_every_sec = max(MIN_BEST_SEC, seconds / BEST_SHARE)
 
     def take_row(self) -> dict[str, Any]:
-        """Return this policy's part of a row, and begin the next one."""
+        """Return this policy's part of a row, and begin the next one.
+
+        What was not finite is None, also of an extreme, whose order would else decide: JSON has no such numbers.
+        """
         row: dict[str, Any] = {
             "mean_return": self.mean_return, "return_min": min(self.returns, default=None),
             "return_max": max(self.returns, default=None), "mean_length": mean(self.lengths)}
@@ -129,6 +132,8 @@ class PolicyRecords:
             values = [stats[name] for stats in self.training if name in stats]  # some are of one learner alone
             row[name] = values[-1] if name in (*TOTALS, "learning_rate") else (
                 max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else mean(values))
+            if not all(map(math.isfinite, values)):
+                row[name] = None
         row.setdefault("sgd_steps", self.latest["sgd_steps"])
         row |= self.evaluation
         self.training.clear()

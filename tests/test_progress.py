@@ -111,3 +111,14 @@ def test_rows_of_several_policies_are_joined_to_their_extremes() -> None:
         parts.append(records.take_row())
     row = join_rows(parts)
     assert (row["return_min"], row["return_max"], row["mean_return"]) == (-3.0, 5.0, 0.0)
+
+
+@pytest.mark.parametrize("values", [[1.0, math.nan, 2.0], [math.nan, 1.0], [1.0, math.inf]])
+def test_a_statistic_that_was_not_finite_is_null(values: list[float]) -> None:
+    """JSON has no nan; and an extreme would depend on the order."""
+    records = PolicyRecords(0, {}, 0, 1, None)
+    for value in values:
+        records.add_training({"sgd_steps": 1, "env_steps_trained": 8, "policy_lag_mean": 0.0, "policy_lag_max": 0,
+                              "odd_max": value, "odd_min": -value, "odd": value})
+    row = records.take_row()
+    assert (row["odd_max"], row["odd_min"], row["odd"], row["policy_lag_max"]) == (None, None, None, 0)

@@ -5,10 +5,13 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tiny_envs
 
 import evaluate
-from appo import APPO
+from appo import APPO, load
+from runtime.evaluator import evaluation_seeds
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +63,23 @@ def test_moved_or_renamed_run_is_played_where_it_is(trained: Path, tmp_path: Pat
     assert evaluate.main(["--env", "CartPole-v1", "--train_dir", str(tmp_path / "elsewhere"), "--episodes", "1",
                           *experiment]) == 0
     assert f"playing {tmp_path / folder}/checkpoints/" in capsys.readouterr().out
+
+
+def test_a_score_is_the_same_while_training_by_the_command_and_by_hand(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with APPO("tiny_envs:ReadsMultiDiscrete", train_dir=str(tmp_path), seed=3, serial_mode=True, num_workers=1,
+              num_envs_per_worker=4, rollout=8, batch_size=64, eval_every_env_steps=500, eval_episodes=5,
+              eval_deterministic=True) as appo:
+        appo.train(1500)
+        score = float(appo.buffers.best_score[0])
+    assert evaluate.main(["--env=tiny_envs:ReadsMultiDiscrete", f"--train_dir={tmp_path}", "--seed=3", "--episodes=5",
+                          "--deterministic"]) == 0
+    assert f"5 episodes: return {score:.2f} +- " in capsys.readouterr().out
+    policy, total = load(appo.cfg.run_dir, env=tiny_envs.ReadsMultiDiscrete), 0.0
+    for seed in evaluation_seeds(3, 5):
+        env, over = policy.make_env(), False
+        obs, _ = env.reset(seed=seed)
+        while not over:
+            obs, reward, over, *_ = env.step(policy.predict(obs, deterministic=True)[0])
+            total += reward
+    assert np.isclose(total / 5, score)

@@ -19,7 +19,7 @@ from appo import APPO
 from config import algorithm_class, make_config
 from envs.families import probe
 from feed import Batch
-from runtime import container, memory
+from runtime import children, container, memory
 from runtime.memory import TABLES_BYTES, count_bytes
 from runtime.run_folder import configure
 from runtime.user_error import UserError
@@ -104,3 +104,9 @@ def test_the_limit_of_open_files_is_lifted_as_far_as_the_system_lets(tmp_path: P
     done = subprocess.run(["bash", "-c", f"ulimit -Sn 40; {train} --train_dir {tmp_path}"], cwd=ROOT,
                           capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_for_temporary_files_must_leave_room_for_the_names_of_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children.util, "get_temp_dir", lambda: f"/tmp/{'x' * 80}/pymp-12345678")
+    with pytest.raises(UserError, match=r"has too long a name .* set TMPDIR=/tmp"):
+        children.start_server()

@@ -64,7 +64,7 @@ def slow_return(rewards: list[float], ends: list[str], n: int, t: int) -> tuple[
         total += discount * rewards[t + steps]
         discount *= 0.9
         steps += 1
-        if ends[t + steps - 1] == "terminated":
+        if ends[t + steps - 1] in ("terminated", "both"):
             return total, 0.0, steps
         if ends[t + steps - 1] == "truncated":
             break
@@ -76,12 +76,13 @@ def test_n_step_returns_end_with_the_episode_and_with_the_trajectory(n: int) -> 
     rng = np.random.default_rng(n)
     cases = [["goes on"] * 9]
     cases += [[end if i == place else "goes on" for i in range(9)] for place in range(9)
-              for end in ("terminated", "truncated")]
-    cases += [list(rng.choice(["goes on", "terminated", "truncated"], 9, p=[0.7, 0.15, 0.15])) for _ in range(50)]
+              for end in ("terminated", "truncated", "both")]
+    cases += [list(rng.choice(["goes on", "terminated", "truncated", "both"], 9, p=[0.7, 0.1, 0.1, 0.1]))
+              for _ in range(50)]
     for ends in cases:
         rewards = torch.randn(9)
-        terminated = torch.tensor([end == "terminated" for end in ends])
-        truncated = torch.tensor([end == "truncated" for end in ends])
+        terminated = torch.tensor([end in ("terminated", "both") for end in ends])
+        truncated = torch.tensor([end in ("truncated", "both") for end in ends])
         found = n_step(rewards, terminated, truncated, 0.9, n)
         for t in range(9):
             for value, expected in zip(found, slow_return(rewards.tolist(), ends, n, t), strict=True):

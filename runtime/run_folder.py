@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import socket
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,7 +111,7 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.E
     run_dir, news = cfg.run_dir, ""
     with refusing_files(cfg):
         if cfg.restart_behavior == "resume" and run_dir.is_dir():
-            os.close(lock_folder(run_dir))  # nobody else changes it
+            lock_folder(run_dir).close()  # nobody else changes it
             check_own_files(run_dir)
         if cfg.restart_behavior == "resume" and checkpoint.holds_run(run_dir):
             news = describe_resume(cfg, given)
@@ -199,7 +200,8 @@ def lock_folder(folder: Path) -> contextlib.ExitStack:
         locks.callback(os.close, descriptor := os.open(folder, os.O_RDONLY))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locks.enter_context(socket.socket(socket.AF_UNIX)).bind(b"\0" + name)  # of no file
+            if sys.platform == "linux":  # others have no names without a file
+                locks.enter_context(socket.socket(socket.AF_UNIX)).bind(b"\0" + name)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EADDRINUSE):
                 raise

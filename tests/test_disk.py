@@ -382,7 +382,7 @@ def test_what_lies_in_a_strangers_folder_is_refused_in_one_line_and_not_written_
         assert (status, err.count("\n")) == ((2, 1) if complaint else (0, 0)), err
         assert re.search(complaint, err)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    plot.read_setting(tmp_path / "run")
+    plot.group_runs([tmp_path / "run"])
 
 
 def test_an_optimizer_of_ones_own_may_keep_lists(tmp_path: Path) -> None:

@@ -241,9 +241,12 @@ def name_mask(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def flatten_mask(mask: Any) -> np.ndarray:
-    """Join an action mask, an array or a (nested) tuple of arrays, into one row of bits; a dict is refused."""
+    """Join an action mask, an array or a (nested) tuple of arrays, into one row of bits. Raises errors for others."""
     if isinstance(mask, dict):
         raise UserError("the action mask is a dict; give one array, or a tuple of arrays in the order of the choices")
     if isinstance(mask, (tuple, list)):
         return np.concatenate([flatten_mask(part) for part in mask])
-    return np.ravel(np.asarray(mask)).astype(bool)
+    bits = np.ravel(mask)
+    if not np.isin(bits, (0, 1)).all():
+        raise ValueError(f"an action mask must hold 0 and 1, not {bits}")
+    return bits.astype(bool)

@@ -31,6 +31,7 @@ from envs.vector_env import (
     AgentKind,
     Step,
     VectorEnv,
+    as_bool,
     as_number,
     check_obs,
     copied,
@@ -179,7 +180,8 @@ class ParallelVectorEnv(VectorEnv):
                 with self._naming("reset" if was_reset[i] else "step", i):
                     for agent, seen in obs.items():
                         check_obs(self.kinds[self.kind_of_agent[self._number[agent]]].space, seen)
-            raise
+            with self._naming("step"):
+                raise
 
     def _gather(self, results: list[tuple], was_reset: np.ndarray) -> Step:
         """Put what all environments returned, dicts by agent, into arrays."""
@@ -187,8 +189,10 @@ class ParallelVectorEnv(VectorEnv):
         rewards, objectives = np.zeros(num_agents), np.full(num_agents, np.nan)
         terminated, truncated, active = (np.zeros(num_agents, bool) for _ in range(3))
         seen: list[list[tuple[int, Any, Any]]] = [[] for _ in self.kinds]  # (place in the kind, obs, mask)
-        for i, (obs, reward, ended, cut, infos) in enumerate(results):
+        for i, (obs, reward, *flags, infos) in enumerate(results):
             first, live, selected = i * len(self.agents), self._find_live(i, obs), agent_selection(self._envs[i])
+            with self._naming("step", i):
+                ended, cut = ({agent: as_bool(flag) for agent, flag in by_agent.items()} for by_agent in flags)
             left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
             vanished = not was_reset[i] and not getattr(self._envs[i], "agents", left)  # those left, with the episode
             for agent in live:

@@ -82,9 +82,17 @@ def check_returned(what: str, returned: Any) -> Sequence[Any]:
     if what == "reset":
         return returned
     obs, reward, terminated, truncated, info = returned
-    if terminated not in (0, 1) or truncated not in (0, 1):
-        raise TypeError(f"terminated {terminated!r} and truncated {truncated!r} must be True or False")
-    return obs, as_number(reward), bool(terminated), bool(truncated), info
+    return obs, as_number(reward), as_bool(terminated), as_bool(truncated), info
+
+
+def as_bool(value: Any) -> bool:
+    """Return whether an episode has ended. Raises `TypeError` for what is not one of True and False."""
+    if isinstance(value, bool):
+        return value
+    flag = np.asarray(value)
+    if flag.size != 1 or flag.item() not in (0, 1):
+        raise TypeError(f"terminated and truncated must be True or False, not {value!r}")
+    return bool(flag)
 
 
 def copied(value: Any) -> Any:
@@ -211,6 +219,8 @@ def storable_range(leaf: spaces.Space) -> tuple[Any, Any] | None:
         return 0, int(leaf.n) - 1
     if isinstance(leaf, spaces.MultiDiscrete):
         return 0, leaf.nvec - 1
+    if isinstance(leaf, spaces.MultiBinary):
+        return 0, 1
     return (-LARGEST, LARGEST) if isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8 else None
 
 

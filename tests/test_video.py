@@ -129,3 +129,14 @@ def test_a_film_that_cannot_be_written_is_one_line_and_leaves_no_file(
         finally:
             writer.close()
     assert [path.name for path in tmp_path.iterdir()] == ["a_file"]
+
+
+def test_an_environment_without_a_picture_is_one_line_and_takes_no_film_away(tmp_path: Path) -> None:
+    env = make_vector_env(make_config({"env": "tiny_envs:ReadsNumber"}), 1)
+    (tmp_path / "film.mp4").write_text("of before")
+    for name in ("film.mp4", "another.mp4"):
+        writer = VideoWriter(tmp_path / name, 30.0)
+        with pytest.raises(UserError, match=r"--record_video: tiny_envs:ReadsNumber.*render\(\) raised"):
+            writer.add(env)
+        writer.close()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"film.mp4": "of before"}

@@ -7,7 +7,7 @@ import numpy as np
 from imageio_ffmpeg import write_frames
 
 from envs.vector_env import VectorEnv
-from runtime.user_error import UserError
+from runtime.user_error import EnvironmentFailure, UserError
 
 HOW = {".mp4": {"quality": 7, "output_params": ["-movflags", "+faststart"]},  # a browser begins before it has all
        ".gif": {"codec": "gif", "pix_fmt_out": "pal8", "output_params": [  # a palette for each frame
@@ -32,8 +32,8 @@ class VideoWriter:
         """Append the current picture."""
         try:
             picture = np.ascontiguousarray(env.render())
-        except NotImplementedError:
-            picture = np.zeros(0)
+        except EnvironmentFailure as error:
+            raise UserError(f"--record_video: {error}") from error
         if picture.ndim != 3 or picture.shape[2] != 3:
             raise UserError("--record_video: this environment's render() gives no picture [height, width, 3]")
         times = math.ceil(MIN_HEIGHT / picture.shape[0])
@@ -46,7 +46,8 @@ class VideoWriter:
                 next(self.writer)
             self.writer.send(picture)
         except (OSError, RuntimeError) as error:  # ffmpeg has said why; or there is none
-            self.num_frames = 0  # `close` removes the file
+            self.num_frames = 0
+            self.path.unlink()
             raise UserError(f"--record_video={self.path} cannot be written; is there another ffmpeg for "
                             "IMAGEIO_FFMPEG_EXE?") from error
         self.num_frames += 1
@@ -56,5 +57,5 @@ class VideoWriter:
         if self.num_frames:
             self.writer.close()
             print(f"recorded {self.path}, {self.num_frames} frames")
-        else:
-            self.path.unlink(missing_ok=True)
+        elif self.path.exists() and not self.path.stat().st_size:  # else it was there before
+            self.path.unlink()

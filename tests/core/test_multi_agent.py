@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 
     obs: dict[Any, Any]
     rewards: Mapping[Any, float] = NONE
-    terminated: tuple = ()
+    terminated: Any = ()  # agents; or what is returned
     truncated: tuple = ()
     infos: Mapping[Any, Any] = NONE
 
@@ -60,7 +60,8 @@ class Tape:
     def step(self, actions: dict[Any, Any]) -> tuple[dict, dict, dict, dict, dict]:
         self.actions.append(actions)
         frame = next(self.frames)
-        terminated, truncated = ({agent: agent in ended for agent in self.agents}
+        terminated, truncated = (ended if isinstance(ended, dict) else
+                                 {agent: agent in ended for agent in self.agents}
                                  for ended in (frame.terminated, frame.truncated))
         self.agents = [agent for agent in self.agents if not terminated[agent] and not truncated[agent]]
         return self.show(frame), frame.rewards, terminated, truncated, frame.infos
@@ -426,6 +427,8 @@ def nan_in(agent: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("frame", "what"), [
     (Frame(nan_in("bob")), ", agent bob: observation 'obs' is not finite: [nan]"),
     (Frame({"ann": 3, "bob": 4}, {"ann": np.inf}), ", agent ann: reward is not finite: inf"),
+    (Frame({"ann": 3, "bob": 4}, terminated={"ann": "no", "bob": False}),
+     ": step() raised TypeError: terminated and truncated must be True or False, not 'no'"),
 ])
 def test_failures_name_the_environment_its_seed_the_step_and_the_agent(frame: Frame, what: str) -> None:
     healthy = Tape([BEGIN, *[GOING_ON] * 3])

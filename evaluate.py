@@ -81,8 +81,7 @@ def load_run(args: argparse.Namespace) -> Config:
         raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env or 'ID'}"
                         f"{experiment}")
     saved = without_gone(load_saved(run_dir / "config.json"))
-    named = {"env": args.env} if args.env else {}
-    check_trusted(saved, named | {"trust_run": args.trust_run}, run_dir)
+    check_trusted(saved, {name: value for name, value in vars(args).items() if value}, run_dir)
     if args.env not in ("", saved["env"]):
         raise UserError(f"{run_dir} holds a run of {saved['env']}: add --env {saved['env']}")
     cfg = make_config(saved)

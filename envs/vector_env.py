@@ -87,12 +87,9 @@ def check_returned(what: str, returned: Any) -> Sequence[Any]:
 
 def as_bool(value: Any) -> bool:
     """Return whether an episode has ended. Raises `TypeError` for what is not one of True and False."""
-    if isinstance(value, bool):
-        return value
-    flag = np.asarray(value)
-    if flag.size != 1 or flag.item() not in (0, 1):
+    if not isinstance(value, bool) and (np.size(value) != 1 or np.ravel(value)[0] not in (0, 1)):
         raise TypeError(f"terminated and truncated must be True or False, not {value!r}")
-    return bool(flag)
+    return bool(value)
 
 
 def copied(value: Any) -> Any:
@@ -219,8 +216,6 @@ def storable_range(leaf: spaces.Space) -> tuple[Any, Any] | None:
         return 0, int(leaf.n) - 1
     if isinstance(leaf, spaces.MultiDiscrete):
         return 0, leaf.nvec - 1
-    if isinstance(leaf, spaces.MultiBinary):
-        return 0, 1
     return (-LARGEST, LARGEST) if isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8 else None
 
 

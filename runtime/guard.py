@@ -43,9 +43,8 @@ def signal_with_programs(processes: Collection[int], number: int) -> None:
 def start_guard() -> int:
     """Start the guard of this process; return the writing end of its pipe."""
     reader, writer = os.pipe()
-    own = {name: value for name, value in os.environ.items() if name not in (RUN, COMPONENT)}
-    subprocess.run([sys.executable, "-I", "-S", __file__, str(os.getpid())], stdin=reader, env=own,
-                   start_new_session=True, check=True)
+    subprocess.run([sys.executable, "-I", "-S", __file__, str(os.getpid())], stdin=reader, start_new_session=True,
+                   env={name: os.environ[name] for name in os.environ.keys() - {RUN, COMPONENT}}, check=True)
     os.close(reader)
     return writer
 

@@ -118,7 +118,6 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.E
         elif run_dir.exists() and cfg.restart_behavior == "resume":
             metrics = run_dir / "metrics.jsonl"
             if metrics.is_file() and metrics.stat().st_size > 0:
-                lock_folder(run_dir).close()
                 old = run_dir.rename(unused_name(run_dir))
                 news = f"nothing to resume in {run_dir}, which is called {old.name} now\n"
         elif run_dir.exists():

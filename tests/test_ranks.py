@@ -286,5 +286,5 @@ def test_what_no_torchrun_says_is_refused_in_one_line(tmp_path: Path, monkeypatc
         monkeypatch.setenv(name, value)
     assert train(["--env=CartPole-v1", f"--train_dir={tmp_path}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(("unset these, or start with torchrun", "MASTER_PORT=x; start all ranks with torchrun"))
+    assert line.endswith("unset these, or start with torchrun")
     assert not list(tmp_path.iterdir())

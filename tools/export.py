@@ -1,10 +1,10 @@
 """Export a trained policy as one file: `python -m tools.export train_dir/CartPole-v1 policy.onnx` (or `policy.pt2`).
 
-The file needs nothing of this repository. It takes raw observations (but no texts), any number at once, and gives what
-`Algorithm.act` does in an evaluation with `--deterministic`, in float32: the most likely actions, in the form of the
-environment; the parameters of their distribution, to sample from; values; with a memory the next hidden states. What
-each input and output means is printed and in the file (ONNX: metadata and `doc_string`; `.pt2`: the extra file
-`about.json`).
+The file needs nothing of this repository. It takes raw observations (of a text the bits of its words), any number at
+once, and gives what `Algorithm.act` does in an evaluation with `--deterministic`, in float32: the most likely actions,
+in the form of the environment; the parameters of their distribution, to sample from; values; with a memory the next
+hidden states. What each input and output means is printed and in the file (ONNX: metadata and `doc_string`; `.pt2`: the
+extra file `about.json`).
 
     actions, *_ = onnxruntime.InferenceSession("policy.onnx").run(["actions"], {"obs": obs})
     outputs = torch.export.load("policy.pt2").module()({"obs": torch.as_tensor(obs)})       # {"actions": ...}
@@ -66,9 +66,9 @@ class Exported(nn.Module):
         """Export what agents of a kind do. A text is read as the bits of its words, since tensors hold no text."""
         super().__init__()
         self.algorithm, self.model, self.obs_space = algorithm, model, kind.obs_space
-        raw = {path or "obs": part for path, part in plain_parts(kind.space).items() if not is_text(part)}
-        self.raw = {name: raw.get(name, leaf) for name, leaf in kind.obs_space.items()}  # a mask may be in the infos
-        self.texts = {path or "obs" for path, part in plain_parts(kind.space).items() if is_text(part)}
+        parts = {path or "obs": part for path, part in plain_parts(kind.space).items() if not is_text(part)}
+        self.texts = kind.obs_space.keys() - parts.keys() - {ACTION_MASK}  # that may be in the infos
+        self.raw = {name: parts.get(name, leaf) for name, leaf in kind.obs_space.items()}
         self.parts = {f"actions/{path}" if path else "actions": leaf
                       for path, leaf in action_leaves(kind.action_space).items()}
 

@@ -44,13 +44,14 @@ def read_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def read_curves(run_dir: Path, key: str) -> list[np.ndarray]:
     """Read a key of the whole run, then of each policy of a population: seconds, env_steps, values, [N, 3]."""
-    rows = read_rows(run_dir)
-    curves = []
-    for policy in range(-1, len(rows[0].get("policies", ()))):
-        parts = [(row, row if policy < 0 else row["policies"][policy]) for row in rows]
-        points = [(row["wall_sec"], row["env_steps"], part[key]) for row, part in parts
-                  if part.get(key) is not None]
-        curves.append(np.array(points).reshape(-1, 3))
+    rows, curves = read_rows(run_dir), []
+    try:
+        for policy in range(-1, len(rows[0].get("policies", ()))):
+            parts = [(row, row if policy < 0 else row["policies"][policy]) for row in rows]
+            points = [(row["wall_sec"], row["env_steps"], own[key]) for row, own in parts if own.get(key) is not None]
+            curves.append(np.array(points, float).reshape(-1, 3))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{run_dir}/metrics.jsonl holds other things than numbers ({error})") from error
     return curves
 
 

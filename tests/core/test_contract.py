@@ -54,7 +54,6 @@ def look(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
     (odd(step=returns(OBS, None, False, False, {})), "step 1: reward is not finite"),
     (odd(step=returns(OBS, 1.0, None, False, {})), "terminated and truncated must be True or False, not None"),
     (odd(step=returns(OBS, 1.0, False, 0.5, {})), "terminated and truncated must be True or False, not 0.5"),
-    (odd(shows=[2, 0], observation_space=spaces.MultiBinary(2)), "observation 'obs' is out of range: [2. 0.]"),
     (odd(reset=returns(OBS, {"action_mask": [1, 0.5, 0]})), "an action mask must hold 0 and 1, not [0.5]"),
     (odd(step=returns(OBS, 1.0, False, False, {"true_objective": np.inf})), "info['true_objective'] is inf; it must"),
     (odd(step=returns(OBS, 1.0, False, False, {"true_objective": "much"})), "step 1: step() raised ValueError"),

@@ -115,7 +115,7 @@ def remember(settings: Mapping[str, Any]) -> None:
     """Note what code a system in this program was made of: its run may be loaded here without more trust."""
     for value in (settings[flag] for flag in IMPORTED):
         known = _USED.setdefault(str(value), value)
-        if getattr(known, "value", None) is not getattr(value, "value", None):
+        if isinstance(known, Named) and isinstance(value, Named) and known.value is not value.value:
             _USED[str(value)] = None  # there are two of this name
 
 

@@ -55,8 +55,8 @@ class Run:
         self.temporary = Path(tempfile.mkdtemp(prefix="chaos-"))  # with a short name: sockets lie there
         self.shm, self.pids, self.num_components = set(os.listdir("/dev/shm")), set(), 0
         self.begun = time.time()
-        command = [sys.executable, ROOT / "train.py", *(FLAGS + MODES[mode]).split(), f"--train_dir={folder}",
-                   f"--seed={rng.randrange(2**31)}"]
+        seed = [] if holds_run(self.run_dir) else [f"--seed={rng.randrange(2**31)}"]
+        command = [sys.executable, ROOT / "train.py", *(FLAGS + MODES[mode]).split(), f"--train_dir={folder}", *seed]
         with (folder / "output.txt").open("a") as output:
             self.process = psutil.Popen(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,

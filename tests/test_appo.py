@@ -90,7 +90,7 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
     saved = checkpoint.load_checkpoint(checkpoint.find_checkpoint(first.cfg.run_dir))
     with start(tmp_path, **settings) as second:
         resumed = learners(second)[0].state.state_dict()
-        assert all(resumed.pop(name) == saved.pop(name) for name in ("algo", "config"))
+        assert all(resumed.pop(name) == saved.pop(name) for name in ("algo", "config", "spaces"))
         assert saved.pop("format") == checkpoint.FORMAT
         assert resumed["optimizer"].pop("class") == saved["optimizer"].pop("class") == "Adam"
         for state in (resumed, saved):  # set before each step, from the state's own

@@ -46,7 +46,7 @@ def test_a_kept_run_is_evaluated_and_loaded(run_dir: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert names_what_is_gone(run_dir, printed)
     assert held_no_spaces(printed) == 1
-    assert "1 episodes: return" in printed
+    assert "1 episode: return" in printed
     for path in (run_dir, find_checkpoint(run_dir)):
         policy = load(path)
         printed = capsys.readouterr().out

@@ -84,8 +84,8 @@ class Config:
                                       "frames), of all environments, resumes included", bounds=POSITIVE)
     train_for_seconds: float = option(math.inf, "run", "stop after this many seconds of training, resumes included",
                                       bounds=POSITIVE)
-    stop_at_return: float = option(math.inf, "run", "stop when the mean return of the last 100 episodes is so high, or "
-                                   "of an evaluation where there are some; of several policies the best one's")
+    stop_at_return: float = option(math.inf, "run", "stop when the mean return of the last 100 episodes, or of an "
+                                   "evaluation if there are some, reaches this; of several policies the best one's")
     trust_run: bool = option(False, "run", "import the code that the settings of a resumed run name, though the "
                              "command line does not (SECURITY.md)")
     seed: int = option(0, "run", "seed of environments, networks and sampling", bounds=NOT_NEGATIVE)

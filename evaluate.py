@@ -36,20 +36,26 @@ from tools import tournament
 from tools.video import VideoWriter
 
 
+def in_full(name: str) -> str:
+    """Return a checkpoint file's full path, which stays right when an environment changes the working folder."""
+    return os.path.abspath(name) if name.endswith(".pt") else name
+
+
 def make_arguments() -> OneLineParser:
     """Make the command line."""
     parser = OneLineParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--env", default="", help="environment id [that of the run, with --experiment]")
-    parser.add_argument("--train_dir", default="train_dir", help="folder that holds all runs [train_dir]")
+    parser.add_argument("--train_dir", type=os.path.abspath, default="train_dir", metavar="FOLDER",
+                        help="folder that holds all runs [train_dir]")
     parser.add_argument("--experiment", default="", help="name of the run's folder; empty: the environment id")
-    parser.add_argument("--checkpoint", default="", help="best, latest, a file, or random: random actions "
-                        "for comparison [best, else latest; after self-play and in a tournament latest]")
+    parser.add_argument("--checkpoint", type=in_full, default="", help="best, latest, a file, or random: random "
+                        "actions for comparison [best, else latest; after self-play and in a tournament latest]")
     parser.add_argument("--policy", type=int, default=-1, metavar="NUMBER",
                         help="which policy of a population plays [the one with the best score]")
     switch = {"type": parse_bool, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
     parser.add_argument("--tournament", **switch,
                         help="let all policies of the run play each other, --episodes games each two [False]")
-    parser.add_argument("--against", nargs="+", default=[], metavar="FILE",
+    parser.add_argument("--against", type=in_full, nargs="+", default=[], metavar="FILE",
                         help="other entries of the tournament: checkpoints of this run, or random")
     parser.add_argument("--episodes", type=int, default=20, help="episodes to play [20]")
     parser.add_argument("--seed", type=int, default=1_000_000,
@@ -58,17 +64,9 @@ def make_arguments() -> OneLineParser:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... [auto]")
     parser.add_argument("--trust_run", help="import code that the run's settings name [False]", **switch)
     parser.add_argument("--render", help="show the game in a window, one environment [False]", **switch)
-    parser.add_argument("--record_video", type=Path, metavar="FILE", help="record one environment's true picture as "
-                        "FILE.mp4 or FILE.gif")
+    parser.add_argument("--record_video", type=lambda name: Path(name).absolute(), metavar="FILE",
+                        help="record one environment's true picture as FILE.mp4 or FILE.gif")
     return parser
-
-
-def name_in_full(args: argparse.Namespace) -> None:
-    """Replace paths by full ones, which stay right when an environment changes the working folder."""
-    args.train_dir = os.path.abspath(args.train_dir)
-    args.checkpoint, *args.against = [os.path.abspath(name) if os.path.isfile(name) else name
-                                      for name in (args.checkpoint, *args.against)]
-    args.record_video = args.record_video and args.record_video.absolute()
 
 
 def load_run(args: argparse.Namespace) -> Config:
@@ -170,7 +168,6 @@ def evaluate(args: argparse.Namespace) -> None:
         raise UserError(f"--checkpoint={args.checkpoint} is no entry of a tournament; use --against {args.checkpoint}")
     if args.tournament and args.policy >= 0:
         raise UserError("--policy: all policies play in a tournament; leave it out")
-    name_in_full(args)
     cfg = load_run(args)
     no_return_is_best = args.tournament or cfg.self_play_past_fraction > 0
     args.checkpoint = args.checkpoint or ("latest" if no_return_is_best else "best")

@@ -201,7 +201,7 @@ class ReturnNormalizer(Held, nn.Module):
     # is unknown looks better than what is known. Without it Acrobot explores less.
     PRIOR = 15_000
     MAX_GAMMA = 0.9999  # without a discount and an end the mean would be infinite
-    MAX_TARGET = 10.0  # deviations of whole returns, as if the rewards of different decisions were independent
+    MAX_TARGET = 100.0  # deviations of whole returns, as if the rewards of different decisions were independent
     FLOOR = 1e-3  # the least deviation, in units of the mean: differences below it are rounding errors
 
     def __init__(self, *, running: bool = False) -> None:

@@ -122,15 +122,17 @@ class Trainer(Supervisor):
         before = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
         begun, told, failure = time.monotonic(), self.records.row, []
 
+        answers = iter(lambda: bool(should_stop()), True)  # who has answered True is not asked again
+
         def ask() -> bool:
-            """Tell the callback of a new row; return whether it or should_stop asks for a stop, or has failed."""
+            """Tell the callback of a new row; return whether it or should_stop() asks for a stop, or has failed."""
             nonlocal told
             row, is_new = self.records.row, callback is not None and self.records.row is not told
             if failure:
                 return True
             told, self._in_callback = row, True
             try:
-                return (is_new and "env_steps" in row and plain(callback(dict(row))) is False) or bool(should_stop())
+                return (is_new and "env_steps" in row and plain(callback(dict(row))) is False) or next(answers, True)
             except BaseException as error:  # noqa: BLE001  raised again when the training has paused
                 failure.append(error)
                 return True

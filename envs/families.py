@@ -179,11 +179,13 @@ class OneSeed(gym.vector.VectorWrapper):
 def spec_of(cfg: Config) -> EnvSpec:
     """Look up the environment of a run, with its `env_kwargs`.
 
-    Of an id, which has a version, `max_episode_steps` is an argument of gymnasium.make, as one would write it there.
+    Of a registered id `max_episode_steps` is an argument of gymnasium.make, as one would write it there.
     """
     spec, given = find_spec(cfg.env), dict(cfg.env_arguments)
-    if spec.version is not None and "max_episode_steps" in given:
+    if spec.id in gym.registry and "max_episode_steps" in given:
         spec = dataclasses.replace(spec, max_episode_steps=given.pop("max_episode_steps"))
+        if type(spec.max_episode_steps) is not int or spec.max_episode_steps < 1:
+            raise UserError(f"--env_kwargs={cfg.env_kwargs}: max_episode_steps must be a number of steps, at least 1")
     return dataclasses.replace(spec, kwargs={**spec.kwargs, **given})
 
 

@@ -102,8 +102,8 @@ def describe_parts(space: spaces.Space, *, bounds: bool) -> dict[str, str]:
 def _describe_part(space: spaces.Space, *, bounds: bool) -> str:
     if is_text(space):
         return "Text"
-    if isinstance(space, spaces.Box) and not bounds:
-        return f"Box({space.shape}, {space.dtype})"
+    if isinstance(space, spaces.Box):  # its own text depends on how NumPy prints
+        return f"Box({f'{space.low.tolist()}, {space.high.tolist()}, ' * bounds}{space.shape}, {space.dtype})"
     return " ".join(str(space).split())
 
 
@@ -244,7 +244,7 @@ def flatten_mask(mask: Any) -> np.ndarray:
     """Join an action mask, an array or a (nested) tuple of arrays, into one row of bits. Raises errors for others."""
     if isinstance(mask, dict):
         raise UserError("the action mask is a dict; give one array, or a tuple of arrays in the order of the choices")
-    if isinstance(mask, (tuple, list)):
+    if isinstance(mask, (tuple, list)) and any(map(np.ndim, mask)):
         return np.concatenate([flatten_mask(part) for part in mask])
     bits = np.ravel(mask)
     if not np.isin(bits, (0, 1)).all():

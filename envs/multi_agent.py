@@ -192,7 +192,7 @@ class ParallelVectorEnv(VectorEnv):
         for i, (obs, reward, *flags, infos) in enumerate(results):
             first, live, selected = i * len(self.agents), self._find_live(i, obs), agent_selection(self._envs[i])
             with self._naming("step", i):
-                ended, cut = ({agent: as_bool(flag) for agent, flag in by_agent.items()} for by_agent in flags)
+                ended, cut = ({agent: as_bool(flag or False) for agent, flag in by_agent.items()} for by_agent in flags)
             left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
             vanished = not was_reset[i] and not getattr(self._envs[i], "agents", left)  # those left, with the episode
             for agent in live:

@@ -305,7 +305,8 @@ class EnvInfo(NamedTuple):
         leaves, action_space = self.kinds[kind]
         own, saved = self.spaces_of(kind), state.get("spaces")
         if saved is None:
-            say(f"checkpoint {path} is of an earlier version and holds no spaces: they are not compared")
+            say(f"checkpoint {path} is of an earlier version: it holds no spaces to compare, and observations "
+                "that vary by less than 0.01 are normalized otherwise now")
             return leaves, action_space
         changed = [f"{name} is {own.get(name, 'gone')} and was {saved.get(name, 'not there')}"
                    for name in saved | own if own.get(name) != saved.get(name)]
@@ -417,7 +418,7 @@ class Guard(gym.Wrapper):
         super().__init__(env)
         self._objective = objective
         self._name, self._first_seed, self._num_steps = name, None, 0
-        self._find_mask = env.get_wrapper_attr(ACTION_MASKS) if env.has_wrapper_attr(ACTION_MASKS) else None
+        self._has_masks = False  # a method or property for them, looked for when the environment is ready
         self.shown: list[Any] = []  # the last observation, if there was one
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -437,8 +438,10 @@ class Guard(gym.Wrapper):
             self.shown = [copied(obs)]
             passed: dict[str, Any] = {}
             mask = name_mask(info).get(ACTION_MASK)
-            if mask is None and callable(self._find_mask) and rest[1:2] != [True]:  # terminated: none is needed
-                mask = self._find_mask()
+            self._has_masks = self._has_masks if rest else self.env.has_wrapper_attr(ACTION_MASKS)
+            if mask is None and self._has_masks and rest[1:2] != [True]:  # terminated: none is needed
+                mask = self.env.get_wrapper_attr(ACTION_MASKS)
+                mask = mask() if callable(mask) else mask
             if mask is not None:
                 passed[ACTION_MASK] = flatten_mask(mask)
             if not np.isnan(objective := read_objective(info, self._objective)):

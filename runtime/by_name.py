@@ -20,7 +20,7 @@ from runtime.user_error import UserError, nearest
 
 IMPORTED = ("env", "algo", "model", "encoder", "core", "policy_mapping")  # settings that may name code
 NO_MODULE = "by_value"  # in names of what no other program can import
-_USED: dict[str, Any] = {}  # by systems of this program; None: there are several of the name
+_USED: dict[tuple[str, ...], dict[str, Any]] = {}  # by the systems of this program, by their `place_of`
 
 
 class Named(str):
@@ -111,17 +111,19 @@ def reference(value: Any) -> Any:
     return Named(f"{NO_MODULE}:{name}", value)
 
 
+def place_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a run is known by, also when its folder was moved."""
+    return tuple(str(settings.get(name)) for name in ("train_dir", "experiment", "env"))
+
+
 def remember(settings: Mapping[str, Any]) -> None:
     """Note what code a system in this program was made of: its run may be loaded here without more trust."""
-    for value in (settings[flag] for flag in IMPORTED):
-        known = _USED.setdefault(str(value), value)
-        if isinstance(known, Named) and isinstance(value, Named) and known.value is not value.value:
-            _USED[str(value)] = None  # there are two of this name
+    _USED[place_of(settings)] = {flag: settings[flag] for flag in IMPORTED}
 
 
 def recall(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the saved settings whose code this program has used already."""
-    return {flag: _USED[str(saved[flag])] for flag in IMPORTED if _USED.get(str(saved.get(flag))) is not None}
+    """Return those of the saved settings of a run whose code this program has used for the same run."""
+    return {flag: code for flag, code in _USED.get(place_of(saved), {}).items() if code == saved.get(flag)}
 
 
 def check_trusted(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:

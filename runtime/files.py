@@ -18,8 +18,9 @@ MAX_NAME_BYTES, MAX_PATH_BYTES = 240, 3000  # 255 and 4096 are the system's, and
 
 
 def check_regular(path: Path) -> Path:
-    """Return the path of a file, which need not exist. Raises `OSError` for a pipe or a device: reading one may never
-    end, and a file would replace it.
+    """Return the path of a regular file, or of none yet.
+
+    Raises `OSError` for a pipe or a device: reading one may never end, and a file would replace it.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))

@@ -48,20 +48,14 @@ def describe_progress(cfg: Config, row: dict[str, Any], policies: Sequence[Polic
     left = format_duration(seconds_left) if seconds_left < math.inf else "?"
     aim = f" of {cfg.stop_at_return:g}" if cfg.stop_at_return < math.inf else ""  # which may come sooner
     come_so_far = [*trouble, f"at most {left}"] if aim else [f"{fraction:.1%}", *trouble, f"{left} left"]
-    returned = (f"{return_so_far:.2f} so far" if row["mean_return"] is None else
-                f"{row['mean_return']:.2f}{'' if cfg.eval_every_env_steps else aim}")
+    of_aim = aim * (not cfg.eval_every_env_steps and cfg.num_policies == 1)  # else another return must reach it
+    returned = f"{return_so_far:.2f} so far" if row["mean_return"] is None else f"{row['mean_return']:.2f}{of_aim}"
     parts = [*come_so_far, f"{row['env_frames']:,} frames", f"{row['fps']:,.0f}/s", f"return {returned}"]
     if evaluations := [policy.last_evaluation["eval_return"] for policy in policies if policy.last_evaluation]:
-        parts.append(f"eval {mean(evaluations):.2f}{aim}")
+        parts.append(f"eval {mean(evaluations):.2f}{aim * (cfg.num_policies == 1)}")
     if "policy_lag_mean" in row:
         parts.append(f"lag {row['policy_lag_mean']:.1f}")
     return " | ".join(parts)[:WIDTH]
-
-
-def describe_evaluation(cfg: Config, result: dict[str, float]) -> str:
-    """Say what an evaluation has brought."""
-    text = "env_steps={eval_env_steps:,}: return {eval_return:.2f} +- {eval_return_std:.2f}, length {eval_length:.1f}"
-    return (text if cfg.eval_episodes > 1 else text.replace(" +- {eval_return_std:.2f}", "")).format(**result)
 
 
 def describe_finished(cfg: Config, env_steps: int, goal: int, wall_sec: float, policies: list[PolicyRecords]) -> str:

@@ -35,7 +35,7 @@ from runtime.policy_records import (
     objectives_of,
     save_windows,
 )
-from runtime.progress import describe_end, describe_evaluation, describe_progress
+from runtime.progress import describe_end, describe_progress
 from runtime.ranks import this_rank
 from runtime.run_folder import mend_run_dir
 from runtime.user_error import ComponentError
@@ -114,9 +114,7 @@ class Records:
         """
         if kind == "unsaved" and content[1] is None:  # not what a run goes on with
             self.log(f"not saved{self._of(content[0])}: {content[2]}")
-        elif kind in ("saved", "unsaved"):
-            mend_run_dir(self.cfg, self.buffers.start)  # somebody may have removed a part of it
-        if kind == "unsaved" and content[1] is not None:
+        elif kind == "unsaved":
             if not self.unsaved:
                 self.log(f"cannot save in {self.run_dir}: {content[2]}; training goes on, and tries again")
             self.unsaved[content[0], content[1]] = content[2]
@@ -139,7 +137,8 @@ class Records:
             if policy.evaluation:  # each is in a row of its own
                 self._write_row(env_steps)
             policy.evaluation = policy.last_evaluation = content[1]
-            self.log(f"evaluation{self._of(content[0])} at {describe_evaluation(self.cfg, content[1])}")
+            self.log(f"evaluation{self._of(content[0])} at " + "env_steps={eval_env_steps:,}: return {eval_return:.2f} "
+                     "+- {eval_return_std:.2f}, length {eval_length:.1f}".format(**content[1]))
         elif kind == "best":
             self._tell_best(content[0])
         elif kind == "unsaved" and content[1] == SAVE_BEST:  # the one before is still there

@@ -111,7 +111,7 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.E
     run_dir, news = cfg.run_dir, ""
     with refusing_files(cfg):
         if cfg.restart_behavior == "resume" and run_dir.is_dir():
-            lock_folder(run_dir).close()  # nobody else changes it
+            lock_folder(run_dir).close()  # nobody trains in it
             check_own_files(run_dir)
         if cfg.restart_behavior == "resume" and checkpoint.holds_run(run_dir):
             news = describe_resume(cfg, given)
@@ -138,8 +138,8 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.E
 
 def check_own_files(folder: Path) -> None:
     """Raise `UserError` for what a run would write through, to somewhere else, or wait for."""
-    for path in folder.rglob("*"):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+    for path in (*folder.iterdir(), *folder.glob("checkpoints/**/*"), *folder.glob("tensorboard/**/*")):
+        if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
             raise UserError(f"{path} is a link, a pipe or a device; a run writes only to its own files: put a copy in "
                             "its place, or remove it")
 

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import pickle
+import shutil
 import sys
 import threading
 import types
@@ -109,10 +110,15 @@ def test_a_run_of_a_local_class_is_resumed_from_python_only(tmp_path: Path, caps
         assert appo.env_steps >= total
     assert (tmp_path / "Local" / "config.json").exists()
     assert load(tmp_path / "Local").predict(np.zeros(4))[0] in (0, 1)
-    with APPO(local(make()), **settings, experiment="a"), APPO(local(make()), **settings, experiment="b") as other:
-        other.save()
-    with pytest.raises(UserError, match="'lambda' comes from a notebook"):  # which of the two?
-        load(tmp_path / "b")
+    for run in "a", "b", "a":  # each its own; a cell of a notebook that is run again defines what it names again
+        with APPO(local(make()), **settings, experiment=run) as appo:
+            appo.save()
+        assert load(tmp_path / run).predict(np.zeros(4))[0] in (0, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+    settings_of_c = json.loads((tmp_path / "c" / "config.json").read_text()) | {"experiment": "c"}
+    (tmp_path / "c" / "config.json").write_text(json.dumps(settings_of_c))
+    with pytest.raises(UserError, match="'lambda' comes from a notebook"):  # of another program
+        load(tmp_path / "c")
     capsys.readouterr()
     for command in (train, evaluate):
         assert command([f"--env={NO_MODULE}:Local", f"--train_dir={tmp_path}"]) == 2

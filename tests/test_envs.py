@@ -13,6 +13,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import PendulumEnv
+from gymnasium.envs.registration import EnvSpec
 
 from config import Config, make_config
 from envs import families
@@ -239,11 +241,18 @@ class Limits(TinyEnv):
         return *super().step(action)[:3], self.t % self.limit == 0, {}
 
 
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1", "test_envs:Limits"])
-def test_a_time_limit_is_given_as_to_gymnasiums_make(env_id: str) -> None:
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1", "test_envs:Limits", "NoVersion"])
+def test_a_time_limit_is_given_as_to_gymnasiums_make(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gym.registry, "NoVersion", EnvSpec("NoVersion", PendulumEnv))
     env = make(env_id, env_kwargs='{"max_episode_steps": 7}')
     env.reset(0)
     assert [t for t in range(1, 16) if env.step(rows(0, 0)).truncated.all()] == [7, 15]
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "2.5", '"a"'])
+def test_a_time_limit_is_a_number_of_steps(limit: str) -> None:
+    with pytest.raises(UserError, match="max_episode_steps must be a number of steps, at least 1"):
+        make("CartPole-v1", env_kwargs=f'{{"max_episode_steps": {limit}}}')
 
 
 def test_an_atari_game_keeps_the_time_limit_that_it_is_registered_with() -> None:
@@ -483,6 +492,11 @@ class MaskedElsewhere(MaskedEnv):
             self.action_masks = self.find_mask
         self.where = where
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "action_masks" and self.where == "property":
+            return self.find_mask()
+        raise AttributeError(name)
+
     def observe(self) -> tuple[Any, dict[str, Any]]:
         obs, info = super().observe()
         self.found = (obs if self.where == "obs" else info).pop("action_mask")
@@ -498,7 +512,7 @@ class MaskedElsewhere(MaskedEnv):
 @pytest.mark.parametrize("make_one", [
     *(functools.partial(MaskedEnv, in_info=in_info, split=split) for in_info, split in (
         (True, False), (True, True), (False, False))),
-    *(functools.partial(MaskedElsewhere, where) for where in ("obs", "info", "method"))])
+    *(functools.partial(MaskedElsewhere, where) for where in ("obs", "info", "method", "property"))])
 def test_masks_come_with_the_observation_they_belong_to(register: Any, make_one: Any) -> None:
     env = make(register(make_one))
     alone = [MaskedEnv(in_info=False, split=False) for _ in range(2)]

@@ -42,9 +42,11 @@ def test_one_episode_has_no_deviation_and_the_newest_weights_play_where_there_ar
 
 
 def test_an_experiment_knows_its_environment_but_is_not_trusted_with_code(
-        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = Path(shutil.copytree(trained / "CartPole-v1", tmp_path / "first"))
-    argv = [f"--train_dir={tmp_path}", "--experiment=first", "--episodes=1"]
+    argv = [f"--train_dir={tmp_path}", "--experiment=first", "--episodes=1", "--checkpoint=latest"]
+    monkeypatch.chdir(tmp_path)
+    Path("latest").touch()  # is no checkpoint
     assert evaluate.main(argv) == 0
     assert "1 episode: return " in capsys.readouterr().out
     settings = json.loads((run_dir / "config.json").read_text())

@@ -58,10 +58,11 @@ def test_the_progress_line_fits_80_columns(more: dict, left: float, trouble: lis
     ({}, {}, "at most 1:13:00 | 4,938,268 frames | 8,211/s | return -20.45 of 18 | lag 4.8"),
     ({}, {"mean_return": None}, "at most 1:13:00 | 4,938,268 frames | 8,211/s | return -3.20 so far | lag 4.8"),
     ({"eval_every_env_steps": 1000}, {},
-     "at most 1:13:00 | 4,938,268 frames | 8,211/s | return -20.45 | eval -3.00 of 18")])
+     "at most 1:13:00 | 4,938,268 frames | 8,211/s | return -20.45 | eval -3.00 of 18"),
+    ({"num_policies": 2}, {}, "at most 1:13:00 | 4,938,268 frames | 8,211/s | return -20.45 | lag 4.8")])
 def test_the_progress_line_says_which_return_would_be_enough(more: dict, row: dict, line: str) -> None:
     cfg = make_config({"env": "tiny", "env_frameskip": 4, "stop_at_return": 18.0}, more)
-    policies = [SimpleNamespace(last_evaluation={"eval_return": -3.0})] if more else []
+    policies = [SimpleNamespace(last_evaluation={"eval_return": -3.0})] if cfg.eval_every_env_steps else []
     assert describe_progress(cfg, ROW | row, policies, 4380.0, 10_000_000, -3.2, []) == line
 
 

@@ -46,6 +46,7 @@ class Foreign(Levels):
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         drawn, info = draw(), super().reset(**kwargs)[1]
+        os.environ["EPISODES"] = "some"
         with Path("drawn.txt").open("a") as file:
             file.write("".join(f"{os.environ['WHICH']} {number}\n" for number in drawn))
         return np.array([sum(drawn) % 1000 / 1000], np.float32), info
@@ -150,6 +151,7 @@ def test_serial_mode_draws_from_global_generators_by_its_seed_and_the_program_by
         drawn += [mtrand.normal(), *draw()]
         seed_program(number)
         assert drawn == [*draw(), mtrand.normal(), mtrand.normal(), *draw()]
+        assert "EPISODES" not in os.environ
     assert learned[0].equal(learned[1]), "an evaluation draws numbers of its own"
     assert not learned[0].equal(learned[2])
 

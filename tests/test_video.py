@@ -115,6 +115,16 @@ def test_an_mp4_of_an_odd_size_gets_one_more_row_and_column(tmp_path: Path) -> N
         assert abs(frame[:401, :45].astype(int) - shown).mean() < 8
 
 
+@pytest.mark.parametrize("other", [np.zeros((400, 8, 3)), *(np.zeros(shape, np.uint8)
+                                                            for shape in ((402, 8, 3), (400, 8)))])
+def test_what_is_no_picture_like_the_first_one_is_refused(tmp_path: Path, other: np.ndarray) -> None:
+    writer = VideoWriter(tmp_path / "film.mp4", 30.0)
+    writer.add(SimpleNamespace(render=lambda: np.zeros((400, 8, 3), np.uint8)))
+    with pytest.raises(UserError, match="gives no pictures of bytes"):
+        writer.add(SimpleNamespace(render=lambda: other))
+    writer.close()
+
+
 @pytest.mark.parametrize(("name", "ffmpeg", "hint"), [
     ("film.avi", "", "ends in .mp4 or .gif"), ("a_file/film.mp4", "", "cannot be written"),
     ("film.mp4", "/nowhere/ffmpeg", "is there another ffmpeg")])

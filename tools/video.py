@@ -26,7 +26,7 @@ class VideoWriter:
             path.open("ab").close()
         except OSError as error:
             raise UserError(f"--record_video={path} cannot be written ({error.strerror})") from error
-        self.path, self.frames_per_sec, self.num_frames = path, frames_per_sec, 0
+        self.path, self.frames_per_sec, self.num_frames, self.shape = path, frames_per_sec, 0, ()
 
     def add(self, env: VectorEnv) -> None:
         """Append the current picture."""
@@ -34,8 +34,9 @@ class VideoWriter:
             picture = np.ascontiguousarray(env.render())
         except EnvironmentFailure as error:
             raise UserError(f"--record_video: {error}") from error
-        if picture.ndim != 3 or picture.shape[2] != 3:
-            raise UserError("--record_video: this environment's render() gives no picture [height, width, 3]")
+        if picture.dtype != np.uint8 or picture.shape != (self.shape or (*picture.shape[:2], 3)):
+            raise UserError("--record_video: this environment's render() gives no pictures of bytes [height, width, 3]")
+        self.shape = picture.shape
         times = math.ceil(MIN_HEIGHT / picture.shape[0])
         picture = picture.repeat(times, 0).repeat(times, 1)
         picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), "edge")  # for yuv420p

@@ -54,7 +54,7 @@ def look(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
     (odd(step=returns(OBS, None, False, False, {})), "step 1: reward is not finite"),
     (odd(step=returns(OBS, 1.0, None, False, {})), "terminated and truncated must be True or False, not None"),
     (odd(step=returns(OBS, 1.0, False, 0.5, {})), "terminated and truncated must be True or False, not 0.5"),
-    (odd(reset=returns(OBS, {"action_mask": [1, 0.5, 0]})), "an action mask must hold 0 and 1, not [0.5]"),
+    (odd(reset=returns(OBS, {"action_mask": [1, 0.5, 0]})), "an action mask must hold 0 and 1, not [1.  0.5 0. ]"),
     (odd(step=returns(OBS, 1.0, False, False, {"true_objective": np.inf})), "info['true_objective'] is inf; it must"),
     (odd(step=returns(OBS, 1.0, False, False, {"true_objective": "much"})), "step 1: step() raised ValueError"),
     (odd(shows=np.zeros(3)), "observation 'obs' is float64 of shape (3,); its space is Box(-1.0, 1.0, (2,)"),

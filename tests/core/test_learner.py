@@ -416,7 +416,7 @@ def test_the_statistics_of_the_returns_are_those_of_the_rewards_whatever_the_val
         assert_same(returns.state_dict(), expected.state_dict())
 
 
-def test_targets_are_held_within_ten_deviations_of_whole_returns() -> None:
+def test_targets_are_held_within_a_hundred_deviations_of_whole_returns() -> None:
     """Of independent rewards, the half of a return that is shown deviates by sqrt(1 - 0.5^2) of the whole."""
     rig = Rig(with_vtrace=False, ppo_clip_value=0.0)
     returns, data = rig.learner.model.returns, rig.minibatch()
@@ -426,7 +426,7 @@ def test_targets_are_held_within_ten_deviations_of_whole_returns() -> None:
     values, valid = evaluate(rig.learner, data)[1].detach()[:-1], data["valid"].T
     for sign in (1.0, -1.0):
         data["targets"] = torch.full_like(data["targets"], sign * 1e6)
-        expected = over(valid)((values - sign * 10 / math.sqrt(1 - 0.5**2)).square())
+        expected = over(valid)((values - sign * 100 / math.sqrt(1 - 0.5**2)).square())
         torch.testing.assert_close(rig.learner.backward(clone(data))["value_loss"], expected, rtol=1e-4, atol=1e-4)
     far = torch.arange(data["targets"].numel()).view_as(data["targets"]) % 3 == 0
     data["targets"] = torch.where(far, -1e6, 3.0)

@@ -52,14 +52,14 @@ def give(monkeypatch: pytest.MonkeyPatch, both: tuple[spaces.Space, spaces.Space
     ((spaces.Discrete(3), TWO), (spaces.Discrete(3, start=1), TWO),
      "observation obs is Discrete(3, start=1) and was Discrete(3)"),
     ((NUMBERS, NUMBERS), (NUMBERS, spaces.Box(-2, 2, (2,), np.float32)),
-     "action is Box(-2.0, 2.0, (2,), float32) and was Box(-1.0, 1.0, (2,), float32)"),
+     "action is Box([-2.0, -2.0], [2.0, 2.0], (2,), float32) and was Box([-1.0, -1.0], [1.0, 1.0], (2,), float32)"),
     ((NUMBERS, TWO), (spaces.Box(0, 255, (2,), np.uint8), TWO),
      "observation obs is Box((2,), uint8) and was Box((2,), float32)"),
     ((NUMBERS, spaces.MultiDiscrete([2, 3])), (NUMBERS, spaces.MultiDiscrete([3, 2])),
      "action is MultiDiscrete([3 2]) and was MultiDiscrete([2 3])"),
     ((spaces.Text(9), TWO), (spaces.MultiBinary(64), TWO), "observation obs is MultiBinary(64) and was Text"),
-    ((NUMBERS, IN_ORDER), (NUMBERS, SWAPPED), "action is right Box(-1.0, 1.0, (2,), float32), left Discrete(2) and was "
-     "left Discrete(2), right Box(-1.0, 1.0, (2,), float32)")], ids=lambda _: "")
+    ((NUMBERS, IN_ORDER), (NUMBERS, SWAPPED), "action is right Box([-1.0, -1.0], [1.0, 1.0], (2,), float32), left "
+     "Discrete(2) and was left Discrete(2), right Box([-1.0, -1.0], [1.0, 1.0], (2,), float32)")], ids=lambda _: "")
 def test_other_spaces_are_refused_wherever_a_policy_is_loaded(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, trained: Any, played: Any,
         change: str) -> None:

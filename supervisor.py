@@ -87,7 +87,7 @@ class Supervisor:
             undo.callback(self._kill)
             with refusing_files(cfg):
                 start = ranks.from_rank_0(f"{store_prefix}/start", count_start(cfg.run_dir))
-            self.buffers.start = ranks.number_of_start(int(start))
+            self.buffers.start = int(start) + ranks.MAX_STARTS * ranks.this_rank().rank  # no two play the same episodes
             restore(run_cfg, self.buffers, plan)
             self.population = Population(cfg, self.buffers, plan.places) if cfg.with_pbt else None
             classes = self.rollout_worker_class, self.learner_class, self.policy_worker_class
@@ -159,7 +159,7 @@ class Supervisor:
                 self._advance()
                 self.evaluations.ask(self.env_steps)
                 for policy, kind in self.records.tick(self.env_steps, sum(self.versions)):
-                    if not self.commands.is_open(policy, SAVE, kind):  # the learner is busy
+                    if (policy, 0, SAVE, kind) not in self.commands.open:  # the learner is busy
                         self.commands.send(policy, SAVE, kind)
                 self._update_population()
             if ranks.this_rank().world_size > 1:  # the learners tell the other ranks, and all end after the same step

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
 
             if not {"-h", "--help", "--serial_mode"} & set(argv):
                 start_server()  # does the slow imports at the same time: the first SGD step comes 1 s earlier
-            from runtime.run_folder import parse_settings  # noqa: PLC0415
+            from runtime.command_line import parse_settings  # noqa: PLC0415
             from supervisor import Supervisor  # noqa: PLC0415
 
             given = parse_settings(argv, (__doc__ or "").partition("\n")[0])

@@ -88,7 +88,7 @@ class Trainer(Supervisor):
         self._policies: dict[int, Policy] = {}  # for predict()
         self._in_callback = False
         super().__init__(env, **given)
-        remember(vars(self.cfg))
+        remember(self.cfg.run_dir, vars(self.cfg))
 
     # ---- training ------------------------------------------------------------------------------------------------
 

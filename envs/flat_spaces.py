@@ -94,12 +94,8 @@ def is_text(space: spaces.Space) -> bool:
     return dtype is not None and dtype.kind == "U"
 
 
-def describe_parts(space: spaces.Space, *, bounds: bool) -> dict[str, str]:
-    """Say of each part of a space, by its path, what a policy relies on. The bounds of what it sees it never knew."""
-    return {path: _describe_part(part, bounds=bounds) for path, part in plain_parts(space).items()}
-
-
-def _describe_part(space: spaces.Space, *, bounds: bool) -> str:
+def describe_part(space: spaces.Space, *, bounds: bool) -> str:
+    """Describe what a policy relies on in a plain space; the bounds of what it sees it never knew."""
     if is_text(space):
         return "Text"
     if isinstance(space, spaces.Box):  # its own text depends on how NumPy prints

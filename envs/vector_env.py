@@ -26,13 +26,14 @@ from envs.flat_spaces import (
     ACTION_MASKS,
     Observation,
     action_leaves,
-    describe_parts,
+    describe_part,
     flatten_mask,
     flatten_obs,
     mask_size,
     name_mask,
     num_options,
     obs_leaves,
+    plain_parts,
     unflatten_actions,
 )
 from runtime.console import say
@@ -292,10 +293,10 @@ class EnvInfo(NamedTuple):
     def spaces_of(self, kind: int) -> dict[str, str]:
         """Describe what agents of a kind see, in the order in which a model takes it, and do; for their checkpoints."""
         leaves, action_space = self.kinds[kind]
-        seen = {path or "obs": text for path, text in describe_parts(self.obs_spaces[kind], bounds=False).items()}
-        done = describe_parts(action_space, bounds=True)
-        return ({f"observation {name}": seen[name] for name in leaves if name != ACTION_MASK}
-                | {"action": ", ".join(f"{path} {text}".strip() for path, text in done.items())})
+        seen = {path or "obs": part for path, part in plain_parts(self.obs_spaces[kind]).items()}
+        done = [f"{path} {describe_part(part, bounds=True)}" for path, part in plain_parts(action_space).items()]
+        return ({f"observation {name}": describe_part(seen[name], bounds=False) for name in leaves
+                 if name != ACTION_MASK} | {"action": ", ".join(map(str.strip, done))})
 
     def as_trained(self, kind: int, state: Mapping[str, Any], path: Path) -> tuple[dict[str, spaces.Space], Any]:
         """Return the spaces of a kind, its observations in the order of a checkpoint: they are found by their names.
@@ -313,8 +314,8 @@ class EnvInfo(NamedTuple):
         if changed:
             raise UserError(f"checkpoint {path} was trained with other spaces: {'; '.join(changed)[:500]}; give the "
                             "environment its former ones, or use another --experiment, or --restart_behavior=restart")
-        names = [name.removeprefix("observation ") for name in saved if name != "action"]
-        return {name: leaves[name] for name in names} | leaves, action_space
+        parts = (name.removeprefix("observation ") for name in saved if name != "action")
+        return {part: leaves[part] for part in parts} | leaves, action_space
 
 
 def describe(env: VectorEnv) -> EnvInfo:

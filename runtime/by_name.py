@@ -20,7 +20,7 @@ from runtime.user_error import UserError, nearest
 
 IMPORTED = ("env", "algo", "model", "encoder", "core", "policy_mapping")  # settings that may name code
 NO_MODULE = "by_value"  # in names of what no other program can import
-_USED: dict[tuple[str, ...], dict[str, Any]] = {}  # by the systems of this program, by their `place_of`
+_USED: dict[Path, dict[str, Any]] = {}  # by the systems of this program, by the folders of their runs
 
 
 class Named(str):
@@ -111,19 +111,14 @@ def reference(value: Any) -> Any:
     return Named(f"{NO_MODULE}:{name}", value)
 
 
-def place_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a run is known by, also when its folder was moved."""
-    return tuple(str(settings.get(name)) for name in ("train_dir", "experiment", "env"))
-
-
-def remember(settings: Mapping[str, Any]) -> None:
+def remember(run_dir: Path, settings: Mapping[str, Any]) -> None:
     """Note what code a system in this program was made of: its run may be loaded here without more trust."""
-    _USED[place_of(settings)] = {flag: settings[flag] for flag in IMPORTED}
+    _USED[run_dir] = {flag: settings[flag] for flag in IMPORTED}
 
 
-def recall(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the saved settings of a run whose code this program has used for the same run."""
-    return {flag: code for flag, code in _USED.get(place_of(saved), {}).items() if code == saved.get(flag)}
+def recall(run_dir: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a run's settings whose code this program has used for it; run_dir: where it was trained."""
+    return {flag: code for flag, code in _USED.get(run_dir, {}).items() if code == saved.get(flag)}
 
 
 def check_trusted(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:

@@ -24,7 +24,7 @@ from runtime.user_error import UserError
 
 BEST, DONOR, GIVEN = "best.pt", "donor.pt", "given.pt"
 FORMAT = 1  # of the files
-MAX_DEPTH, MAX_VALUES = 10, 100_000  # of dicts and lists within each other; of values on one level
+MAX_DEPTH, MAX_VALUES = 10, 100_000  # of dicts and lists within each other; looked at on each level
 TYPES = {"algo": str, "config": dict, "model": dict, "optimizer": dict, "population": dict, "spaces": dict,
          "score": float | int, "learning_rate": float | int, "initial_learning_rate": float | int,
          "sgd_steps": int, "env_steps": int, "policy_steps": int, "env_steps_trained": int, "sort_of_score": int}
@@ -167,10 +167,8 @@ def check_content(state: dict[str, Any]) -> None:
         parts = (value.values() if isinstance(value, dict) else value for value in level
                  if isinstance(value, dict | list | tuple))
         level = list(itertools.islice(itertools.chain.from_iterable(parts), MAX_VALUES))
-        if len(level) == MAX_VALUES:
-            break
     if level:
-        raise ValueError("it is nested too deeply, or too large")
+        raise ValueError("it is nested too deeply")
     if not {"model", "sgd_steps", "env_steps"} <= state.keys():
         raise ValueError("something is missing")
     for name, kind in TYPES.items():

@@ -58,8 +58,7 @@ def start_server() -> ForkServerContext:
             os.chdir(ROOT)  # the server looks for the modules in its folder alone, whatever `sys.path` is here
             forkserver.ensure_running()  # inherits the mask, and so do its children
         finally:
-            for name in os.environ.keys() - of_program.keys():
-                del os.environ[name]
+            os.environ.clear()
             os.environ.update(of_program)
             os.fchdir(here)
             os.close(here)

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from config import Config, algorithm_class, describe_unknown
+from envs.families import profile
 from runtime.user_error import UserError
 
 MAX_METAVAR = 40  # characters of all choices of a setting; more would not fit into a line
-OTHER_DEFAULTS = """The environment, the algorithm and the machine have defaults of their own, which come before
-these: --env ID --help shows them. config.json in the run's folder holds all."""
+OTHER_DEFAULTS = "An environment, an algorithm and a machine have defaults of their own:\n--env ID --help shows them."
 
 
 def parse_bool(text: str) -> bool:
@@ -115,3 +115,12 @@ def show_default(value: Any) -> str:
     """Show a default so that it is easily read."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return f"{value:,}" if is_whole else as_typed(value)
+
+
+def parse_settings(argv: Sequence[str], description: str) -> dict[str, Any]:
+    """Return the settings that a command line gives; with --help show those that its environment gets, and end."""
+    parser = make_parser(description, algo_of(argv))
+    if {"-h", "--help"} & set(argv):
+        given = vars(parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])[0])
+        parser = make_parser(description, parser.algo, profile(given["env"], given) | given if "env" in given else {})
+    return vars(parser.parse(argv))

@@ -60,10 +60,6 @@ class Commands:
         if (policy, learner, kind, index) in self.open:
             self.open.remove((policy, learner, kind, index))
 
-    def is_open(self, policy: int, kind: int, index: int) -> bool:
-        """Tell whether the first learner of a policy has not answered a command."""
-        return (policy, 0, kind, index) in self.open
-
     def awaits(self, kind: int) -> bool:
         """Tell whether a command of a kind is open."""
         return any(command[2] == kind for command in self.open)

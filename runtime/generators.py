@@ -15,8 +15,7 @@ from torch import Tensor
 
 from runtime.seeding import PROCESS, derive_seed
 
-# the global generators, the threads of PyTorch, the working folder and the environment variables: how each is read, and
-# written
+# how to read and write the global generators, the threads of PyTorch, the working folder, the environment variables
 ONCE = ((lambda: mtrand.get_state(legacy=False), mtrand.set_state), (random.getstate, random.setstate),
         (torch.get_rng_state, torch.set_rng_state),
         (lambda: torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [], torch.cuda.set_rng_state_all),

@@ -9,6 +9,7 @@ kills these spares it. This file is also the guard's program, and imports nothin
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,10 +34,24 @@ def signal_with_programs(processes: Collection[int], number: int) -> None:
 
     Only a program that was started with an empty environment, in a session of its own, is not found.
     """
-    for process in [*processes, *started_by(COMPONENT, processes)]:
+    victims = {*processes, *started_by(COMPONENT, processes)}
+    segments = segments_of(victims) if number == signal.SIGKILL else set()
+    for process in victims:
         for send in os.killpg, os.kill:  # it may not lead its group yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 send(process, number)
+    if segments:  # of shared memory, which who is killed cannot remove: game engines have some
+        others = {int(name) for name in os.listdir("/proc") if name.isdigit()} - victims
+        subprocess.run(["rm", "-f", "--", *(segments - segments_of(others))], check=False)
+
+
+def segments_of(processes: Collection[int]) -> set[str]:
+    """Return the files of shared memory that processes have mapped."""
+    found: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            found.update(re.findall(r"/dev/shm/\S+$", Path(f"/proc/{process}/maps").read_text(), re.MULTILINE))
+    return found
 
 
 @functools.cache

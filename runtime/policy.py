@@ -23,7 +23,7 @@ from envs.vector_env import AgentKind, EnvInfo, describe
 from pbt import assign_kinds
 from runtime.by_name import check_trusted, recall, reference
 from runtime.checkpoint import find_checkpoint, holds_run, load_checkpoint, load_newest, load_weights, policy_dir
-from runtime.files import load_saved
+from runtime.files import load_saved, run_dir_of
 from runtime.generators import OwnNumbers, fork_rng, left_alone
 from runtime.machine import body_dtype, choose_device
 from runtime.records import read_summary
@@ -216,7 +216,8 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
     state = None if path.is_dir() else load_checkpoint(path)
     saved = without_gone(state["config"] if state and "config" in state else load_saved(
         (path if state is None else path.parents[2]) / "config.json"))
-    own = recall(saved) | ({} if env is None else {"env": reference(env)})
+    trained_in = run_dir_of(*(saved.get(name, "") for name in ("train_dir", "experiment", "env")))
+    own = recall(trained_in, saved) | ({} if env is None else {"env": reference(env)})
     check_trusted(saved, own | {"trust_run": trust_run}, path)
     saved |= own
     if state is None:  # it may have been moved

@@ -75,10 +75,9 @@ def describe_finished(cfg: Config, env_steps: int, goal: int, wall_sec: float, p
 
 def describe_end(cfg: Config, summary: dict[str, Any], policies: Sequence[PolicyRecords]) -> str:
     """Say in a few lines what a run has come to, and where it was good enough that it ended for that reason."""
-    reached, scores = max(policy.reached for policy in policies), summary["best_score"]
-    best = show_scores(scores) if {*scores} != {None} else "none yet"
+    reached = max(policy.reached for policy in policies)
     come_to = (f"{summary['env_steps']:,} env_steps in {format_duration(summary['wall_sec'])}, mean return "
-               f"{show_scores(summary['mean_return'])}, best score {best}")
+               f"{show_scores(summary['mean_return'])}, best score {show_scores(summary['best_score'])}")
     why = f"\nfinished: a return of {reached:.2f} has reached --stop_at_return={cfg.stop_at_return:g}"
     return (textwrap.fill(come_to, WIDTH, subsequent_indent="  ")
             + f"\npeak memory {summary['peak_memory_mb'] / 1e3:.2f} GB; records in {cfg.run_dir}"
@@ -86,8 +85,8 @@ def describe_end(cfg: Config, summary: dict[str, Any], policies: Sequence[Policy
 
 
 def show_scores(scores: list[float | None]) -> str:
-    """Write the score of each policy."""
-    return ", ".join("none" if score is None else f"{score:.2f}" for score in scores)
+    """Write the score of each policy, if there is one."""
+    return ", ".join("none" if one is None else f"{one:.2f}" for one in scores) if {*scores} != {None} else "none yet"
 
 
 def format_duration(seconds: float) -> str:

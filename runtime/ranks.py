@@ -69,11 +69,6 @@ def take_share_of_cores() -> None:
         os.sched_setaffinity(0, CORES[own.local_rank * share : (own.local_rank + 1) * share] or CORES)
 
 
-def number_of_start(start: int) -> int:
-    """Number the start of this rank's system, so that no two play the same episodes."""
-    return start + MAX_STARTS * this_rank().rank
-
-
 # ---- settings ----------------------------------------------------------------------------------------------------
 
 

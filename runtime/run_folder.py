@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from config import Config, canonical_algo, check_value, make_config, tunable, wi
 from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
-from runtime.command_line import algo_of, as_typed, make_parser
+from runtime.command_line import as_typed
 from runtime.files import check_regular, load_saved, run_dir_of, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
@@ -32,15 +32,6 @@ PLACE = ("env", "train_dir", "experiment")  # where the run is, and what it is l
 KIND = ("env", "env_kwargs", "algo", "nonlinearity", "squash_actions", "adaptive_stddev", "obs_subtract_mean",
         "obs_scale", "normalize_input_keys", "normalize_returns", "seed")
 ANOTHER = "use another --experiment NAME, or --restart_behavior=restart"
-
-
-def parse_settings(argv: Sequence[str], description: str) -> dict[str, Any]:
-    """Return the settings that a command line gives; with --help show those that its environment gets, and end."""
-    parser = make_parser(description, algo_of(argv))
-    if {"-h", "--help"} & set(argv):
-        given = vars(parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])[0])
-        parser = make_parser(description, parser.algo, profile(given["env"], given) | given if "env" in given else {})
-    return vars(parser.parse(argv))
 
 
 def configure(given: Mapping[str, Any]) -> Config:
@@ -140,8 +131,7 @@ def check_own_files(folder: Path) -> None:
     """Raise `UserError` for what a run would write through, to somewhere else, or wait for."""
     for path in (*folder.iterdir(), *folder.glob("checkpoints/**/*"), *folder.glob("tensorboard/**/*")):
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-            raise UserError(f"{path} is a link, a pipe or a device; a run writes only to its own files: put a copy in "
-                            "its place, or remove it")
+            raise UserError(f"{path} is a link, a pipe or a device; put a copy in its place, or remove it")
 
 
 @contextlib.contextmanager
@@ -193,8 +183,8 @@ def lock_folder(folder: Path) -> contextlib.ExitStack:
 
     So the name stays locked when somebody removes or renames the folder. Raises `UserError` when one of them is locked.
     """
-    root = os.stat("/")  # containers may share their network, where the names are, but not this
-    name = hashlib.sha256(f"{root.st_dev} {root.st_ino} {folder.resolve()}".encode(errors="surrogateescape")).digest()
+    # containers may share their network, where the names are, but not the inode and the device of /
+    name = hashlib.sha256(f"{os.stat('/')[1:3]} {folder.resolve()}".encode(errors="surrogateescape")).digest()
     with contextlib.ExitStack() as locks:
         locks.callback(os.close, descriptor := os.open(folder, os.O_RDONLY))
         try:

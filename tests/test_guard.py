@@ -1,5 +1,6 @@
 """Whatever environments do, a run can be stopped, and nothing of it is left when it was killed."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -215,6 +216,28 @@ if __name__ == "__main__":
         appo.train(2000)
         print("trained on")
 """
+
+
+MAPS = """import mmap, sys, time
+files = [open(path, "r+b") for path in sys.argv[1:]]
+mapped = [mmap.mmap(file.fileno(), 8) for file in files]
+print("mapped", flush=True)
+time.sleep(100)"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no files here")
+def test_who_is_killed_leaves_no_shared_memory_but_what_others_use() -> None:
+    """A game engine removes its own only when it ends in order."""
+    own, shared = (Path(f"/dev/shm/{os.getpid()}_{name}") for name in ("own", "shared"))
+    for path in own, shared:
+        path.write_bytes(bytes(8))
+    with shared.open("r+b") as file, mmap.mmap(file.fileno(), 8), subprocess.Popen(
+            [sys.executable, "-c", MAPS, own, shared], stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"mapped\n"
+        guard.signal_with_programs([child.pid], signal.SIGKILL)
+        left = [path for path in (own, shared) if path.exists()]
+    shared.unlink()
+    assert left == [shared]
 
 
 def test_a_process_that_is_forked_by_hand_does_not_end_the_run(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from config import ALGORITHMS, MAX_POLICIES, Config, algorithm_class, make_confi
 from envs.vector_env import EnvInfo
 from evaluate import make_arguments
 from model import make_model
-from runtime.command_line import make_parser, show_default
+from runtime.command_line import make_parser, parse_settings, show_default
 from runtime.files import load_saved
-from runtime.run_folder import configure, parse_settings
+from runtime.run_folder import configure
 from runtime.user_error import UserError
 from shared_buffers import SharedBuffers, check_num_slots
 

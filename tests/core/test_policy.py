@@ -133,7 +133,8 @@ def test_a_run_plays_without_a_process_and_runs_no_code_unasked(tmp_path: Path,
         appo.save(tmp_path / "alone.pt")
         expected = appo.predict(np.ones(2, np.float32), deterministic=True)[0]
     (tmp_path / "mine").rename(tmp_path / "moved")
-    by_name.remember(vars(appo.cfg) | {"env": by_name.reference(tiny_envs.ReadsVector)})  # the same, given itself
+    same = {"env": by_name.reference(tiny_envs.ReadsVector)}  # given itself
+    by_name.remember(appo.cfg.run_dir, vars(appo.cfg) | same)
     assert load(tmp_path / "moved").predict(np.ones(2, np.float32), deterministic=True)[0] == expected, "used here"
     monkeypatch.setattr(by_name, "_USED", {})  # as in another program
     for path in (tmp_path / "moved", str(tmp_path / "alone.pt"), *tmp_path.glob("moved/checkpoints/*/checkpoint_*")):

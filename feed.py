@@ -158,7 +158,8 @@ class Feed:
 class Fifo(Feed):
     """Hands out every trajectory once. The batcher copies it from its slot, which is free again at once.
 
-    In synchronous mode a slot is free only after training on it, so that nothing is sampled meanwhile.
+    In turns (--async_rl=False) all slots are free again at once, when every one is copied and nothing is being trained
+    on: nothing is sampled meanwhile. A dataset of one trajectory of every agent has no policy lag.
     """
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, *, pinned: bool,
@@ -167,6 +168,8 @@ class Fifo(Feed):
         super().__init__(cfg, buffers, policy, deliver)
         # the batcher fills one; the other is trained on, or waits in `spare` for `allow_next`
         self.filling, self.spare = (Batch(self.specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
+        self.held: list[int] = []  # in turns: the slots that are copied, but not free yet
+        self.num_training, self.lock = 0, threading.Lock()  # datasets that are complete
 
     @property
     def num_wanted(self) -> int:
@@ -180,7 +183,9 @@ class Fifo(Feed):
             self.copy(fitting)
             if self.cfg.async_rl:
                 self.free_slots(fitting)
-            if not self.filling.num_free:
+            is_full = not self.filling.num_free
+            self.hold(fitting, int(is_full))
+            if is_full:
                 self.deliver(self.filling)
                 self.filling = self.next_batch.get()  # back-pressure
 
@@ -209,11 +214,19 @@ class Fifo(Feed):
         order = torch.randperm(self.cfg.trajectories_per_dataset, generator=generator)
         return list(order.split(self.cfg.trajectories_per_minibatch))
 
+    def hold(self, slots: Sequence[int], num_begun: int) -> None:
+        """Note slots that are copied, and a dataset that is complete (1) or done (-1); in turns free all slots."""
+        with self.lock:
+            self.held += () if self.cfg.async_rl else slots
+            self.num_training += num_begun
+            if not self.num_training and len(self.held) == self.buffers.num_slots:
+                self.free_slots(sorted(self.held))
+                self.held.clear()
+
     def release(self, dataset: Batch) -> None:
-        if not self.cfg.async_rl:
-            self.free_slots(sorted(dataset.slots))
         dataset.slots.clear()
         self.spare = dataset
+        self.hold((), -1)
 
 
 def select(tensor: Tensor, rows: Tensor | slice) -> Tensor:

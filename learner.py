@@ -188,7 +188,7 @@ class Learner:
                 state.update_learning_rate(stats[-cfg.num_batches_per_epoch:])
             if last and self.is_first:  # within a dataset all its observations are normalized alike
                 self.update_normalizers(data | {"valid": valid})
-            if self.is_first and (last or self.algorithm.datasets_at_once == 1):
+            if self.is_first and (last or (cfg.async_rl and self.algorithm.datasets_at_once == 1)):
                 state.publish(wait=False)
             if last:
                 break

@@ -275,11 +275,3 @@ def check_num_slots(cfg: Config, num_agents: int) -> None:
     if cfg.num_workers * cfg.num_envs_per_worker * num_agents > Inbox.MAX_RECORDS:
         raise UserError(f"--num_workers={cfg.num_workers} x --num_envs_per_worker={cfg.num_envs_per_worker} give more "
                         f"trajectories than the {Inbox.MAX_RECORDS:,} that fit into an inbox; lower one of them")
-    if not cfg.async_rl and cfg.num_workers * cfg.num_envs_per_worker * num_agents != cfg.trajectories_per_dataset:
-        samples = cfg.num_workers * cfg.num_envs_per_worker * num_agents * cfg.rollout
-        agents = f" x {num_agents} agents" if num_agents > 1 else ""
-        raise UserError(
-            f"with --async_rl=False a dataset must hold one trajectory of every agent: --batch_size x "
-            f"--num_batches_per_epoch = {cfg.batch_size * cfg.num_batches_per_epoch} must equal --num_workers x "
-            f"--num_envs_per_worker{agents} x --rollout = {samples}; set --num_batches_per_epoch=1 "
-            f"--batch_size={samples}")

@@ -94,7 +94,9 @@ def test_a_command_is_one_of_ours_and_possible(command: list[str]) -> None:
     assert command[1] == "train.py"
     cfg = config_of(command)
     assert cfg.experiment
-    check_num_slots(cfg, num_agents=1)  # with --async_rl=False also that a dataset has one trajectory of each
+    check_num_slots(cfg, num_agents=1)
+    if not cfg.async_rl:  # the same number of every environment
+        assert cfg.trajectories_per_dataset % (cfg.num_workers * cfg.num_envs_per_worker) == 0
 
 
 def test_flags_of_sample_factory_that_the_page_calls_something_else_are_none_here() -> None:

@@ -168,10 +168,6 @@ def advice(text: str) -> list[list[str]]:
     (["--num_envs_per_worker=2", "--worker_num_splits=3"], ["num_envs_per_worker", "worker_num_splits"]),
     (["--num_envs_per_worker=7", "--worker_num_splits=2"], ["num_envs_per_worker", "worker_num_splits"]),
     (["--num_envs_per_worker=8", "--worker_num_splits=3"], ["num_envs_per_worker", "worker_num_splits"]),
-    (["--async_rl=False", "--num_workers=2", "--num_envs_per_worker=4", "--rollout=8", "--batch_size=64",
-      "--num_batches_per_epoch=2"], ["async_rl", "batch_size", "num_batches_per_epoch", "num_envs_per_worker"]),
-    (["--async_rl=False", "--num_workers=3", "--num_envs_per_worker=2", "--rollout=8", "--batch_size=8"],
-     ["async_rl", "batch_size", "num_batches_per_epoch", "num_envs_per_worker"]),
     (["--use_rnn", "--recurrence=12", "--rollout=32"], ["recurrence", "rollout"]),
     (["--use_rnn", "--recurrence=64", "--rollout=32"], ["recurrence", "rollout"]),
     (["--num_envs_per_worker=2002", "--worker_num_splits=2"], ["num_envs_per_worker", "num_workers"]),
@@ -185,13 +181,6 @@ def test_impossible_combination_is_refused_with_advice_that_works(flags: list[st
     assert proposals, f"no value to use in: {text}"
     for proposal in proposals:
         accept(parse(*flags, *proposal), num_agents)
-
-
-@pytest.mark.parametrize("num_agents", [1, 3])
-def test_synchronous_mode_accepts_one_trajectory_of_each_agent(num_agents: int) -> None:
-    cfg = accept({"async_rl": False, "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8,
-                  "batch_size": 32 * num_agents, "num_batches_per_epoch": 2}, num_agents)
-    assert cfg.trajectories_per_dataset == cfg.num_workers * cfg.num_envs_per_worker * num_agents == 8 * num_agents
 
 
 @pytest.mark.parametrize("name", NUMERIC)

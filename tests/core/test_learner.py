@@ -656,6 +656,23 @@ def test_synchronous_mode_gives_each_rollout_worker_its_own_slots_back_but_only_
         assert [drain(inbox) for inbox in rig.buffers.worker_inboxes] == [[(SLOTS, 0, 1)], [(SLOTS, own, own + 1)]]
 
 
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 8], ids="{} environments".format)
+def test_in_turns_all_slots_are_given_back_together_and_never_while_a_dataset_is_trained_on(num_envs: int) -> None:
+    """A dataset has 4 trajectories: of each environment several, one, or those of some."""
+    rig = Rig(async_rl=False, num_envs_per_worker=num_envs)
+    everybody, inbox = list(range(num_envs)), rig.buffers.worker_inboxes[0]
+    rig.before_each_sgd_step(lambda data: held_back.append(inbox.empty()))
+    held_back: list[bool] = []
+    for turn in range(1, 9):
+        rig.act(everybody)
+        for slot in everybody[:-1]:
+            rig.feed.insert(SLOTS, slot)
+            assert inbox.empty(), "not all have been handed in"
+        rig.feed.insert(SLOTS, everybody[-1])
+        assert drain(inbox) == [(SLOTS, *everybody)]
+        assert held_back == [True] * (turn * num_envs // TRAJECTORIES)
+
+
 def test_slots_that_come_together_may_fill_one_dataset_and_begin_the_next() -> None:
     rig = Rig()
     rig.act([0, 1, 2, 3])

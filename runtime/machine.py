@@ -45,19 +45,26 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     """Complete a family's profile, which is for two cores, for a machine.
 
     1. Without a GPU a profile's "without_gpu" counts, unless a network is given, and so do its several learners.
-    2. A rollout worker for each core; a policy worker for each 8 cores, with a GPU for each 32.
-    3. The profile's "num_envs", shared by the workers, in two splits with a GPU; in a population up to 4 times as many.
-    4. Images (`large_observations`): at least 16 environments for each core, or half of the profile's, which keeps
+    2. Where sampling and learning share the cores they take turns, if the profile says --async_rl=False; where a GPU
+       learns, or several learners, policies or ranks do, they overlap.
+    3. A rollout worker for each core; a policy worker for each 8 cores, with a GPU for each 32.
+    4. The profile's "num_envs", shared by the workers, in two splits with a GPU; in a population up to 4 times as many.
+    5. Images (`large_observations`): at least 16 environments for each core, or half of the profile's, which keeps
        batches of inference large. If that doubles their number, minibatches double too, and then trajectories, but not
        those of a memory, are halved until about one dataset is in flight: more would be old before it is learned from.
-    5. Images: without a GPU the learners have 0.7 threads for each core, since training takes two thirds of the CPU.
+    6. Images: without a GPU the learners have 0.7 threads for each core, since training takes two thirds of the CPU; in
+       turns one for each.
+    7. In turns a dataset is a whole number of trajectories of every environment, so that nothing is left over.
     """
     settings = {name: getattr(Config, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")} | profile
     without_gpu, has_gpu = settings.pop("without_gpu", {}), machine.num_gpus > 0
+    several = any(given.get(name, 1) > 1 for name in ("num_policies", "num_learners")) or this_rank().world_size > 1
+    settings["async_rl"] = (settings.get("async_rl", True) or has_gpu or several
+                            or bool(given.get("self_play_past_fraction")))
+    in_turns = not given.get("async_rl", settings["async_rl"])
     if not has_gpu and not NETWORK_SETTINGS & given.keys():
         settings |= without_gpu
-    in_turns = given.get("serial_mode") or not given.get("async_rl", True)
-    if has_gpu or in_turns or given.get("with_pbt") or this_rank().world_size > 1:
+    if has_gpu or in_turns or given.get("serial_mode") or given.get("with_pbt") or this_rank().world_size > 1:
         settings.pop("num_learners", None)
     num_envs, num_policies = settings.pop("num_envs"), min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
     roles = algorithm_class(given.get("algo", Config.algo)).roles
@@ -70,14 +77,21 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
         has_memory = any(given.get(name) for name in ("use_rnn", "core", "model"))
         while num_envs * settings["rollout"] >= most and settings["rollout"] > MIN_ROLLOUT and not has_memory:
             settings["rollout"] //= 2
-        settings["learner_threads"] = 1 if has_gpu else math.ceil(0.7 * machine.cores / num_learners)
+        share = 1.0 if in_turns else 0.7
+        settings["learner_threads"] = 1 if has_gpu else math.ceil(share * machine.cores / num_learners)
     else:
         num_envs *= min(num_policies, 4)
     settings["policy_workers_per_policy"] = max(1, machine.cores // ((32 if has_gpu else 8) * num_policies))
     settings["num_workers"] = min(machine.cores, max_workers(num_policies, num_learners))
     settings["worker_num_splits"] = 2 if has_gpu else 1
     workers, splits = (max(1, given.get(name, settings[name])) for name in ("num_workers", "worker_num_splits"))
-    settings["num_envs_per_worker"] = splits * max(1, round(num_envs / workers / splits))
+    batches, rollout = (max(1, given.get(name, settings[name])) for name in ("num_batches_per_epoch", "rollout"))
+    unit = math.lcm(splits, batches // math.gcd(workers, batches)) if in_turns else splits
+    settings["num_envs_per_worker"] = unit * max(1, round(num_envs / workers / unit))
+    if in_turns:
+        num_envs = workers * max(1, given.get("num_envs_per_worker", settings["num_envs_per_worker"]))
+        num_trajectories = num_envs * max(1, round(settings["batch_size"] * batches / (num_envs * rollout)))
+        settings["batch_size"] = max(1, num_trajectories // batches) * rollout
     return settings
 
 

@@ -1,5 +1,7 @@
 """Automatic settings: valid on every machine, what was given stays, two cores get the measured ones."""
 
+import math
+
 import pytest
 
 from config import make_config
@@ -29,9 +31,10 @@ def test_settings_are_valid_what_was_given_stays_and_environments_are_spread_ove
     if "num_policies" not in given and (family not in LARGE_OBSERVATIONS or machine == Machine(2, 0)):
         profile = family_profile(family, "appo")
         num_envs = (profile if machine.num_gpus else profile | profile["without_gpu"])["num_envs"]
-        rounding = cfg.num_workers * cfg.worker_num_splits / 2
-        assert (abs(cfg.num_workers * cfg.num_envs_per_worker - num_envs) <= rounding
-                or cfg.num_envs_per_worker == cfg.worker_num_splits), "one for each split is the least"
+        batches = 1 if cfg.async_rl else cfg.num_batches_per_epoch
+        unit = math.lcm(cfg.worker_num_splits, batches // math.gcd(cfg.num_workers, batches))
+        assert (abs(cfg.num_workers * cfg.num_envs_per_worker - num_envs) <= cfg.num_workers * unit / 2
+                or cfg.num_envs_per_worker == unit), "one for each split is the least"
 
 
 @pytest.mark.parametrize("family", PROFILES)
@@ -58,6 +61,34 @@ def test_a3c_has_one_learner_in_each_rank(monkeypatch: pytest.MonkeyPatch) -> No
     assert "num_learners" not in settings_of(Machine(2, 0), "atari", {}, "a3c")
 
 
+@pytest.mark.parametrize("family", PROFILES)
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+@pytest.mark.parametrize("given", [{}, {"num_workers": 3}, {"rollout": 32}, {"encoder": "a:b"}], ids=str)
+def test_where_sampling_and_learning_share_the_cores_they_take_turns_and_nothing_is_left_over(
+        family: str, machine: Machine, given: dict) -> None:
+    cfg = make_config(settings_of(machine, family, given) | given)
+    assert cfg.async_rl == (machine.num_gpus > 0 or family == "pettingzoo")
+    if not cfg.async_rl:
+        assert cfg.trajectories_per_dataset % (cfg.num_workers * cfg.num_envs_per_worker) == 0
+        samples, in_flight = (size * cfg.rollout for size in (
+            cfg.trajectories_per_dataset, cfg.num_workers * cfg.num_envs_per_worker))
+        overlapping = make_config(settings_of(machine, family, given | {"async_rl": True}) | given)
+        usual = overlapping.trajectories_per_dataset * overlapping.rollout
+        assert samples == in_flight > usual or 0.6 < samples / usual < 1.5
+
+
+@pytest.mark.parametrize("given", [{"num_policies": 2}, {"num_learners": 2}, {"self_play_past_fraction": 0.5}], ids=str)
+@pytest.mark.parametrize("algo", ["appo", "impala", "a3c", "apex", "pql"])
+def test_several_learners_or_policies_and_other_algorithms_do_not_take_turns(given: dict, algo: str) -> None:
+    assert settings_of(Machine(2, 0), "atari", given if algo == "appo" else {}, algo)["async_rl"]
+
+
+def test_ranks_do_not_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert settings_of(Machine(2, 0), "atari", {})["async_rl"]
+
+
 def test_two_cores_get_what_was_measured_there() -> None:
     fast, standard = (settings_of(Machine(2, 0), "atari", given) for given in (
         {}, {"encoder_conv_architecture": "convnet_atari"}))
@@ -80,7 +111,7 @@ def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectorie
     assert num_envs == [32, 256, 256]
     assert [settings["batch_size"] for settings in (small, large, gpu)] == [512, 1024, 2048]
     assert [settings["rollout"] for settings in (small, large, gpu)] == [64, 16, 32]
-    assert [settings["learner_threads"] for settings in (small, large, gpu)] == [2, 12, 1]
+    assert [settings["learner_threads"] for settings in (small, large, gpu)] == [2, 16, 1]
     assert [settings["worker_num_splits"] for settings in (small, large, gpu)] == [1, 1, 2]
 
 

@@ -365,7 +365,7 @@ def _validate_population(c: Config) -> None:
     if c.pbt_perturb_min > c.pbt_perturb_max:
         raise UserError(f"--pbt_perturb_min={c.pbt_perturb_min} is above --pbt_perturb_max={c.pbt_perturb_max}")
     if not c.async_rl and (c.num_policies > 1 or c.self_play_past_fraction):
-        raise UserError("--async_rl=False, where a dataset holds one trajectory of every agent, needs --num_policies=1 "
+        raise UserError("--async_rl=False, where all slots of a policy come back together, needs --num_policies=1 "
                         "and --self_play_past_fraction=0")
 
 

@@ -168,8 +168,8 @@ class Fifo(Feed):
         super().__init__(cfg, buffers, policy, deliver)
         # the batcher fills one; the other is trained on, or waits in `spare` for `allow_next`
         self.filling, self.spare = (Batch(self.specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
-        self.held: list[int] = []  # in turns: the slots that are copied, but not free yet
-        self.num_training, self.lock = 0, threading.Lock()  # datasets that are complete
+        # in turns: the slots that are copied, but not free yet, and how many datasets wait or are trained on
+        self.held, self.num_training, self.lock = [], 0, threading.Lock()
 
     @property
     def num_wanted(self) -> int:
@@ -181,10 +181,11 @@ class Fifo(Feed):
         while slots and not self.buffers.stopping:
             fitting, slots = slots[: self.filling.num_free], slots[self.filling.num_free:]
             self.copy(fitting)
+            is_full = not self.filling.num_free
             if self.cfg.async_rl:
                 self.free_slots(fitting)
-            is_full = not self.filling.num_free
-            self.hold(fitting, int(is_full))
+            else:
+                self.take_turns(fitting, int(is_full))
             if is_full:
                 self.deliver(self.filling)
                 self.filling = self.next_batch.get()  # back-pressure
@@ -214,11 +215,11 @@ class Fifo(Feed):
         order = torch.randperm(self.cfg.trajectories_per_dataset, generator=generator)
         return list(order.split(self.cfg.trajectories_per_minibatch))
 
-    def hold(self, slots: Sequence[int], num_begun: int) -> None:
-        """Note slots that are copied, and a dataset that is complete (1) or done (-1); in turns free all slots."""
+    def take_turns(self, copied: Sequence[int], begun: int) -> None:
+        """Note copied slots, and a dataset that is complete (1) or trained on (-1); free all when all is done."""
         with self.lock:
-            self.held += () if self.cfg.async_rl else slots
-            self.num_training += num_begun
+            self.held += copied
+            self.num_training += begun
             if not self.num_training and len(self.held) == self.buffers.num_slots:
                 self.free_slots(sorted(self.held))
                 self.held.clear()
@@ -226,7 +227,8 @@ class Fifo(Feed):
     def release(self, dataset: Batch) -> None:
         dataset.slots.clear()
         self.spare = dataset
-        self.hold((), -1)
+        if not self.cfg.async_rl:
+            self.take_turns((), -1)
 
 
 def select(tensor: Tensor, rows: Tensor | slice) -> Tensor:

@@ -301,8 +301,8 @@ class RolloutWorker:
     def finish_trajectories(self, split: Split) -> None:
         """Hand full slots to the learner.
 
-        In synchronous mode, where a dataset holds one trajectory of every agent, a full one ends those of all agents of
-        the split: some may be shorter, since agents that do not act have no rows.
+        In turns, where the slots of all agents come back together, a full one ends those of all agents of the split:
+        some may be shorter, since agents that do not act have no rows.
         """
         full = split.t == self.cfg.rollout
         if not np.count_nonzero(full):
@@ -376,8 +376,8 @@ class RolloutWorker:
     def send_requests(self) -> None:
         """Ask for the actions of every waiting split whose agents have slots.
 
-        A split without slots does not hold up the others: in synchronous mode they must finish their trajectories
-        before the learner can free any slot.
+        A split without slots does not hold up the others: in turns they must finish their trajectories before the
+        learner frees any slot.
         """
         if self.paused and self.pause_number and len(self.waiting) == len(self.splits):
             self.report(("paused", self.number, self.pause_number))

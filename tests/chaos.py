@@ -37,8 +37,8 @@ FLAGS = f"""--env=checked:Telling --num_workers=2 --num_envs_per_worker=8 --roll
     --train_for_env_steps=1e12 --experiment=run """
 CHECKED = "--algo=checked:Checked --policy_workers_per_policy=2 "
 MODES = {
-    "feed-forward": CHECKED, "recurrent": CHECKED + "--use_rnn --rnn_size=16",
-    "synchronous": CHECKED + "--async_rl=False --num_batches_per_epoch=1",
+    "feed-forward": CHECKED + "--async_rl", "recurrent": CHECKED + "--async_rl --use_rnn --rnn_size=16",
+    "synchronous": CHECKED + "--async_rl=False --num_batches_per_epoch=1", "in turns": CHECKED + "--async_rl=False",
     "population": CHECKED + "--num_policies=2 --with_pbt --pbt_period_env_steps=5000 --pbt_start_mutation=5000",
     "replay": "--algo=APEX --replay_size=20000 --replay_warmup=1024"}
 

@@ -236,7 +236,7 @@ def test_names_that_no_folder_can_have_are_refused(name: str, fits: bool) -> Non
     ({"recurrence": 8}, "--recurrence=8 needs a policy with a memory"),
     ({"with_pbt": True}, "--with_pbt needs a population"),
     ({"num_learners": 2, "serial_mode": True}, "--serial_mode=True needs --num_learners=1"),
-    ({"num_policies": 2, "async_rl": False}, "--async_rl=False, where a dataset holds one trajectory"),
+    ({"num_policies": 2, "async_rl": False}, "--async_rl=False, where all slots of a policy come back"),
     ({"num_policies": MAX_POLICIES + 1}, f"--num_policies={MAX_POLICIES + 1} is too many"),
     ({"lr_schedule": "kl_adaptive", "lr_adaptive_min": 0.1}, "--lr_adaptive_min=0.1 is above --lr_adaptive_max"),
     *(({name: value}, f"--{name}={value!r} is not of type {kind}") for name, value, kind in (

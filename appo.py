@@ -64,12 +64,12 @@ class Settings(Config):
 
 # what learns well in each family; `envs/families.py` has what belongs to the environments
 COMMON = {"num_batches_per_epoch": 4, "num_epochs": 4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-          "adam_eps": 1e-5, "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "max_grad_norm": 1.0,
-          "async_rl": False}  # but where a GPU learns (`runtime/machine.py`)
+          "adam_eps": 1e-5, "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "max_grad_norm": 1.0}
 PROFILES: dict[str, dict[str, Any]] = {
     "atari": COMMON | {
         "rollout": 64, "batch_size": 1024, "learning_rate": 3e-4, "lr_adaptive_max": 2e-3, "normalize_returns": False,
-        "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01, "without_gpu": {"batch_size": 512}},
+        "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01, "without_gpu": {"batch_size": 512},
+        "async_rl": False},  # in turns, but where a GPU learns (`runtime/machine.py`)
     "classic_control": COMMON | {
         "rollout": 32, "batch_size": 256, "learning_rate": 1e-3, "lr_adaptive_max": 2e-3, "kl_loss_coeff": 1.0,
         "exploration_loss_coeff": 0.0},
@@ -89,7 +89,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "lr_adaptive_max": 1e-3, "exploration_loss_coeff": 0.01},
     "pettingzoo": COMMON | {
         "rollout": 32, "batch_size": 1024, "num_batches_per_epoch": 2, "learning_rate": 5e-4, "lr_adaptive_max": 2e-3,
-        "exploration_loss_coeff": 0.01, "async_rl": True},
+        "exploration_loss_coeff": 0.01},
     "other": COMMON | {
         "rollout": 64,  # an LSTM learned to remember 51 steps with 64, not with 32
         "batch_size": 512, "learning_rate": 3e-4, "lr_adaptive_max": 5e-4, "kl_loss_coeff": 1.0,

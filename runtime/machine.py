@@ -45,8 +45,8 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     """Complete a family's profile, which is for two cores, for a machine.
 
     1. Without a GPU a profile's "without_gpu" counts, unless a network is given, and so do its several learners.
-    2. Where sampling and learning share the cores they take turns, if the profile says --async_rl=False; where a GPU
-       learns, or several learners, policies or ranks do, they overlap.
+    2. A profile's "async_rl" False counts where sampling and learning share the cores; where a GPU learns, or several
+       learners, policies or ranks do, they overlap.
     3. A rollout worker for each core; a policy worker for each 8 cores, with a GPU for each 32.
     4. The profile's "num_envs", shared by the workers, in two splits with a GPU; in a population up to 4 times as many.
     5. Images (`large_observations`): at least 16 environments for each core, or half of the profile's, which keeps

@@ -31,7 +31,7 @@ def test_settings_are_valid_what_was_given_stays_and_environments_are_spread_ove
     if "num_policies" not in given and (family not in LARGE_OBSERVATIONS or machine == Machine(2, 0)):
         profile = family_profile(family, "appo")
         num_envs = (profile if machine.num_gpus else profile | profile["without_gpu"])["num_envs"]
-        batches = 1 if cfg.async_rl else cfg.num_batches_per_epoch
+        batches = 1 if cfg.async_rl else cfg.num_batches_per_epoch  # in turns nothing is left over
         unit = math.lcm(cfg.worker_num_splits, batches // math.gcd(cfg.num_workers, batches))
         assert (abs(cfg.num_workers * cfg.num_envs_per_worker - num_envs) <= cfg.num_workers * unit / 2
                 or cfg.num_envs_per_worker == unit), "one for each split is the least"
@@ -67,7 +67,7 @@ def test_a3c_has_one_learner_in_each_rank(monkeypatch: pytest.MonkeyPatch) -> No
 def test_where_sampling_and_learning_share_the_cores_they_take_turns_and_nothing_is_left_over(
         family: str, machine: Machine, given: dict) -> None:
     cfg = make_config(settings_of(machine, family, given) | given)
-    assert cfg.async_rl == (machine.num_gpus > 0 or family == "pettingzoo")
+    assert cfg.async_rl == (machine.num_gpus > 0 or family != "atari")
     if not cfg.async_rl:
         assert cfg.trajectories_per_dataset % (cfg.num_workers * cfg.num_envs_per_worker) == 0
         samples, in_flight = (size * cfg.rollout for size in (

@@ -95,7 +95,7 @@ class Config:
     tf32: bool = option(False, "run", "multiply float32 matrices in TF32, ten bits of mantissa; a GPU only")
     torch_compile: bool = option(False, "run", "compile the network with torch.compile, which takes a minute; a "
                                  "learner has one thread then")
-    async_rl: bool = option(True, "run", "collect experience while learning; False: take turns (no policy lag)")
+    async_rl: bool = option(True, "run", "collect experience while learning; False: take turns (hardly a policy lag)")
     serial_mode: bool = option(False, "run", "run every component in this process, in a fixed order, "
                                "with one policy worker and one thread, for debugging")
 

@@ -159,7 +159,7 @@ class Fifo(Feed):
     """Hands out every trajectory once. The batcher copies it from its slot, which is free again at once.
 
     In turns (--async_rl=False) all slots are free again at once, when every one is copied and nothing is being trained
-    on: nothing is sampled meanwhile. A dataset of one trajectory of every agent has no policy lag.
+    on: nothing is sampled meanwhile. A dataset of a whole number of trajectories of every agent has no policy lag.
     """
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, *, pinned: bool,

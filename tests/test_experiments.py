@@ -6,9 +6,14 @@ import re
 import sys
 from collections.abc import Callable
 
+import gymnasium as gym
 import pytest
+import torch
+from torch import nn
 
+from config import make_config
 from docs.experiments import chain
+from docs.experiments.late_policy import KEPT, LatePolicy
 
 Rows = list[list[float]]
 
@@ -68,3 +73,16 @@ def test_chain(rows_of: Callable[..., Rows]) -> None:
         assert wide == pytest.approx(true, abs=0.015)
         assert vtrace == pytest.approx(float(chain.chain_values(kept[0] / sum(kept))[2]), abs=0.015)
     assert rows[2][1] > rows[1][1] + 0.2 > rows[0][1] + 0.4
+
+
+def test_a_late_policy_acts_with_the_weights_of_so_many_sgd_steps_ago() -> None:
+    algorithm = LatePolicy(make_config({"algo": "docs.experiments.late_policy:LatePolicy", "late": 2}))
+    spaces = {"obs": gym.spaces.Box(-1, 1, (3,))}, gym.spaces.Discrete(2)
+    learned, acting = algorithm.make_model(*spaces), algorithm.make_model(*spaces)
+    KEPT.clear()
+    for step, expected in enumerate((1, 1, 1, 2, 3), 1):  # of the first steps the oldest
+        nn.init.constant_(learned.value_head.bias, step)
+        algorithm.after_sgd_step(learned, step)
+        algorithm.act(acting, {"obs": torch.zeros(1, 3)}, torch.zeros(1, 0), torch.ones(1, dtype=torch.bool))
+        assert acting.value_head.bias.tolist() == [expected]
+    KEPT.clear()

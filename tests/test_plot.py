@@ -2,7 +2,6 @@
 
 import json
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,24 +110,6 @@ def test_the_units_are_those_that_a_reader_would_choose(
     assert [panel.get_xlabel() for panel in panels] == labels
     for panel, end in zip(panels, last, strict=True):
         assert [line.get_xdata()[-1] for line in panel.lines] == pytest.approx([end, end])
-
-
-def test_the_legend_of_one_panel_and_long_names_cover_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["shaping/delta/of/something/that/has/a/long/name", "exploration_loss_coeff"]
-    for number, varied in enumerate(([], names)):
-        events = [{"policy": policy, "policy_steps": 4_000_000 * i, "env_steps": i, "objective": i, "donor": None,
-                   "words": "", **dict.fromkeys(varied, i)} for policy in range(20) for i in range(3)]
-        run_dir = write_lines(tmp_path / str(number) / "population.jsonl", events)
-        figure = draw(monkeypatch, run_dir, tmp_path / "population.png", "--population")
-        assert legend_of(figure) == [f"policy {policy}" for policy in range(20)]
-        panels = figure.axes
-        assert panels[-1].get_xlabel() == "million env_steps of the policy"
-        assert panels[0].get_window_extent().height > 100, "dots, 100 an inch"
-        for panel in panels:
-            box = panel.get_tightbbox()
-            assert min(box.x0, box.y0) >= -1
-            assert max(box.x1 / figure.bbox.x1, box.y1 / figure.bbox.y1) <= 1
-        assert all(upper.get_tightbbox().y0 >= lower.get_tightbbox().y1 for upper, lower in pairwise(panels))
 
 
 def test_the_objective_and_all_that_has_changed_in_a_population_are_drawn(

@@ -24,7 +24,7 @@ BESIDE = {"evaluate.py",  # a command
 # A ratchet: each figure is what was reached. Whoever gets below lowers it; nobody raises one to make room.
 LIMITS = {"files at the root": 29, "code lines at the root": 4150, "files": 76, "code lines": 9272,
           "modules that train.py names": 58, "largest file": 348, "largest class": 239, "longest function": 59,
-          "tokens a code line": 11.79, "code lines of tests": 13196, "code lines of docs": 2212,
+          "tokens a code line": 11.79, "code lines of tests": 13195, "code lines of docs": 2180,
           "exceptions from the linter": 22}
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 NOQA = re.compile(r"#\s*(?:\w+:\s*)?noqa", re.IGNORECASE)

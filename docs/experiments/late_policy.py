@@ -1,0 +1,43 @@
+"""An APPO whose policy acts with the weights of some SGD steps ago: what does a policy lag cost in any task?
+
+    python train.py --env PongNoFrameskip-v4 --serial_mode --algo docs.experiments.late_policy:LatePolicy --late 8
+    python -m tools.study docs/studies/policy_lag.toml FOLDER
+
+In one process, in turns, so that the lag is what it is set to; the records' `policy_lag_mean` does not know of it.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+import appo
+from config import NOT_NEGATIVE, option
+
+KEPT: deque[dict[str, Tensor]] = deque()  # the weights after the last SGD steps, the oldest first
+
+
+@dataclass(frozen=True)
+class Settings(appo.Settings):
+    """The settings of APPO, and the lag."""
+
+    late: int = option(0, "late policy", "act with the weights of so many SGD steps ago", bounds=NOT_NEGATIVE)
+
+
+class LatePolicy(appo.AsyncPPO):
+    """APPO with a policy lag that is held."""
+
+    Settings = Settings
+
+    def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
+        """Keep a copy of the weights."""
+        KEPT.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        while len(KEPT) > self.cfg.late + 1:
+            KEPT.popleft()
+
+    def act(self, model: nn.Module, *args: Any, **how: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """Act with the oldest weights kept."""
+        if self.cfg.late and KEPT:
+            model.load_state_dict(KEPT[0])
+        return super().act(model, *args, **how)

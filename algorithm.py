@@ -1,7 +1,7 @@
 """The interface of an algorithm; everything else is shared. `appo.py` is the first to read.
 
 An algorithm is one class in one file, chosen by `--algo`. Its settings and its defaults for each family are data. Its
-methods change nothing, but for `carry_settings` and `after_sgd_step`, which may change a model's buffers:
+methods change nothing, but for `after_sgd_step`, which may change a model's buffers:
 
     act          by policy workers, evaluation, tournaments and `evaluate.py`: observations -> actions, and what else a
                  trajectory keeps of them (`columns`)
@@ -14,8 +14,8 @@ Every average in a loss is a `MaskedMean`, so that the learners of several ranks
 never sees how many there are.
 
 The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA, A3C and REINFORCE are little more than
-`targets` and `loss`. The off-policy algorithms `apex.py` and `pql.py` have a feed of their own, a replay, and move
-target networks in `after_sgd_step`.
+`targets` and `loss`. The off-policy ones, Ape-X and PQL, have a feed of their own, a replay, and move target networks
+in `after_sgd_step`.
 
 Read next: `trainer.py`.
 """
@@ -55,23 +55,21 @@ class Algorithm:
     # more than 1: datasets are so much shorter; weights are published after each, not after each SGD step, and so many
     # times fewer images of each move the observation statistics
     datasets_at_once = 1
-    roles: tuple[str, ...] = ()  # names of a policy's learners, where each has a task of its own
     inputs: tuple[str, ...] = ()  # columns of rows that `evaluate` is given as further arguments, [N * L, ...]
     profiles: Mapping[str, Mapping[str, Any]] = {}  # what differs from the defaults of Settings, for each family
 
     def __init__(self, cfg: Config, role: str = "") -> None:
-        """role: that of the learner it is made for, if it is one of `roles`."""
-        self.cfg, self.role = cfg, role if role in self.roles else ""
+        """role: that of the learner it is made for, if it is one of `Settings.roles`."""
+        self.cfg, self.role = cfg, role if role in cfg.roles else ""
         self.env_steps = 0  # sampled so far, resumes included; the learner sets it before each dataset, 0 where it acts
 
     # ---- acting --------------------------------------------------------------------------------------------------
 
-    def check_spaces(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
-        """Raise `UserError` for spaces that the algorithm cannot learn in."""
-
     def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
-        """Make the network: the user's own, or `ActorCritic`."""
-        self.check_spaces(obs_space, action_space)
+        """Make the network: the user's own, or `ActorCritic`. Its buffers hold what acting must know beside `cfg`.
+
+        Raises `UserError` for spaces that the algorithm cannot learn in.
+        """
         return make_model(self.cfg, obs_space, action_space)
 
     def columns(self, action_space: spaces.Space) -> dict[str, Spec]:
@@ -99,16 +97,6 @@ class Algorithm:
         return {"actions": actions, "action_parameters": parameters, "log_probs": distribution.log_prob(actions),
                 "values": model.returns.denormalize(values)}, rnn_states
 
-    def carry_settings(self, model: nn.Module) -> None:
-        """Write what those who act must know of the settings into a model's buffers; they may change (population)."""
-
-    def check_resumed(self, state: Mapping[str, Any]) -> None:
-        """Raise `UserError` when a checkpoint is of other settings that cannot change."""
-
-    def bytes_of_feed(self, specs: Mapping[str, Spec]) -> int:
-        """Compute the bytes that the feeds of a policy take beside datasets; specs: of a trajectory."""
-        return 0
-
     # ---- learning ------------------------------------------------------------------------------------------------
 
     def make_feed(self, buffers: SharedBuffers, policy: int, learner: int, *, pinned: bool,
@@ -127,7 +115,7 @@ class Algorithm:
         return torch.optim.Adam(parameters, cfg.learning_rate, betas, cfg.adam_eps, fused=True)
 
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
-        """Do what follows each SGD step: move a target network."""
+        """Do what follows each SGD step: move a target network, tell those who act of settings (population)."""
 
     def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
         """Return what a dataset [B, T(+1), ...] needs beside its columns.

@@ -4,8 +4,6 @@ This file is the whole algorithm: its settings, what they are for each family of
 loss. V-trace corrects the value targets for the policy lag, the clip bounds how far one dataset moves the policy; each
 works without the other. How actions are drawn is the default of `algorithm.py`; the rest is the pipeline.
 
-The class at the end is the system with this algorithm for use from Python (`trainer.py`).
-
 Read next: `vtrace.py`.
 """
 
@@ -26,15 +24,12 @@ from losses import (
     decayed,
     describe,
     held_ratios,
+    moments_of,
     normalize_advantages,
     ppo_objective,
 )
-from runtime.policy import load
 from runtime.user_error import UserError
-from trainer import Trainer
 from vtrace import gae, vtrace
-
-__all__ = ["APPO", "AsyncPPO", "Settings", "load"]
 
 
 @dataclass(frozen=True)
@@ -103,10 +98,11 @@ class AsyncPPO(Algorithm):
     Settings = Settings
     profiles = PROFILES
 
-    def check_spaces(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
+    def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
         has_box = any(isinstance(space, spaces.Box) for space in action_leaves(action_space).values())
         if self.cfg.exploration_loss == "symmetric_kl" and has_box:
             raise UserError("--exploration_loss=symmetric_kl needs discrete actions; use entropy")
+        return super().make_model(obs_space, action_space)
 
     def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
         """Compute GAE from the values predicted when acting; only the last one is asked for here."""
@@ -119,50 +115,39 @@ class AsyncPPO(Algorithm):
                                   cfg.gae_lambda)
         return {"targets": targets.T, "advantages": advantages.T}
 
-    def correct(self, values: Tensor, log_ratios: Tensor, data: Data) -> Data:
-        """Return what the newest values [T+1, B] and log(pi/mu) [T, B] make of a minibatch: targets and advantages."""
-        cfg = self.cfg
-        if "targets" in data:  # of GAE (`prepare`), or of a subclass
-            return {"new_values": values[:-1]}
-        targets, advantages = vtrace(log_ratios, data["rewards"], values, data["terminated"], data["truncated"],
-                                     cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho, cfg.vtrace_c)
-        return {"targets": targets, "advantages": advantages, "new_values": values[:-1]}
+    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
+        """Compute V-trace with the newest values and ratios; without it, those of `prepare` stay."""
+        cfg, (parameters, values) = self.cfg, outputs
+        if "targets" in data:
+            return {}
+        log_ratios = model.distribution(parameters[:-1]).log_prob(data["actions"]) - data["log_probs"]
+        targets, advantages = vtrace(log_ratios, data["rewards"], model.returns.denormalize(values),
+                                     data["terminated"], data["truncated"], cfg.gamma, cfg.gae_lambda, cfg.vtrace_rho,
+                                     cfg.vtrace_c)
+        return {"targets": targets, "advantages": advantages}
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
-        cfg, (parameters, values), returns = self.cfg, (outputs[0][:-1], outputs[1][:-1]), model.returns
-        policy = model.distribution(parameters)
-        log_ratios = policy.log_prob(data["actions"]) - data["log_probs"]
-        data = data | self.correct(returns.denormalize(outputs[1].detach()), log_ratios.detach(), data)
-        # invalid rows, which may hold nan, get a ratio of 1: 0 x nan would be nan in the gradient
-        ratios = held_ratios(mean.masked(log_ratios))
-        with torch.no_grad():
-            numbers = mean.masked(torch.stack([data["advantages"], data["targets"], data["new_values"],
-                                               data["targets"] - data["new_values"]]))
-            moments = mean.moments(numbers)
-            advantages = normalize_advantages(numbers[0], moments[:, :2])
-            targets = returns.normalize_targets(numbers[1])
-            old_values = returns.normalize(data["values"]) if cfg.ppo_clip_value else values
-            ratio_min, ratio_max = ratios.aminmax()
-        with torch.set_grad_enabled(cfg.kl_loss_coeff > 0):
-            kl = model.distribution(data["action_parameters"]).kl(policy)
-        objective = ppo_objective(ratios, advantages, cfg.ppo_clip_ratio)
-        value_loss = clipped_value_error(values, old_values, targets, cfg.ppo_clip_value)
-        entropy = policy.entropy()
+        cfg, policy, values, returns = self.cfg, model.distribution(outputs[0][:-1]), outputs[1][:-1], model.returns
+        # invalid rows may hold nan, and 0 x nan would be nan in the gradient: there the ratio is 1, all else 0
+        ratios = held_ratios(mean.masked(policy.log_prob(data["actions"]) - data["log_probs"]))  # pi/mu, [T, B]
+        advantages, targets = mean.masked(data["advantages"]), mean.masked(data["targets"])
+        moments = moments_of(mean, advantages, targets, returns.denormalize(values.detach()))
+        advantages = normalize_advantages(advantages, moments)
+        targets = returns.normalize_targets(targets)
+        old_values = returns.normalize(data["values"]) if cfg.ppo_clip_value else values
+
+        policy_loss = -mean(ppo_objective(ratios, advantages, cfg.ppo_clip_ratio))
+        value_loss = mean(clipped_value_error(values, old_values, targets, cfg.ppo_clip_value))
+        entropy = mean(policy.entropy())
         exploration = (entropy if cfg.exploration_loss == "entropy" else
-                       -policy.symmetric_kl_to_uniform().clamp(max=30))
+                       -mean(policy.symmetric_kl_to_uniform().clamp(max=30)))
         exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
-        gain = torch.sub(objective, value_loss, alpha=cfg.value_loss_coeff)
-        for term, coeff in ((exploration, exploration_coeff), (kl, -cfg.kl_loss_coeff)):
-            gain = torch.add(gain, term, alpha=coeff) if coeff else gain
-        means = mean(torch.stack([gain, objective.detach(), value_loss.detach(), entropy.detach(), kl.detach(),
-                                  returns.is_clamped(targets)]))
-        total, policy_loss, *others = -means[0], -means[1].detach(), *means[2:].detach()
-        return Loss(total, {"loss": total, "policy_loss": policy_loss, "ratio_min": ratio_min, "ratio_max": ratio_max}
-                    | dict(zip(("value_loss", "entropy", "kl", "targets_clamped"), others, strict=True))
-                    | describe(moments))
+        with torch.set_grad_enabled(cfg.kl_loss_coeff > 0):
+            kl = mean(model.distribution(data["action_parameters"]).kl(policy))
+        total = (policy_loss + cfg.value_loss_coeff * value_loss - exploration_coeff * exploration
+                 + cfg.kl_loss_coeff * kl)
 
-
-class APPO(Trainer):
-    """The system with this algorithm, for use from Python."""
-
-    algo = "appo"
+        ratio_min, ratio_max = ratios.detach().aminmax()
+        return Loss(total, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl": kl,
+                            "ratio_min": ratio_min, "ratio_max": ratio_max,
+                            "targets_clamped": mean(returns.is_clamped(targets)), **describe(moments)})

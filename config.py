@@ -12,12 +12,13 @@ import copy
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from runtime.by_name import find_function
+import cloudpickle
+
 from runtime.console import say
 from runtime.container import cpu_cores
 from runtime.files import parse_json, run_dir_of, save_settings
@@ -66,6 +67,8 @@ def max_workers(num_policies: int, num_learners: int = 1) -> int:
 @dataclass(frozen=True)
 class Config:
     """All settings of a run. Raises `UserError`, saying what to set instead, when a value is impossible."""
+
+    roles: ClassVar[tuple[str, ...]] = ()  # names of a policy's learners, where each has a task of its own
 
     # ---- run -------------------------------------------------------------------------------------------------
     env: str = option("", "run", "environment id: PongNoFrameskip-v4, ALE/Breakout-v5, CartPole-v1, module:Name-v0, "
@@ -264,7 +267,7 @@ class Config:
     def learners(self) -> tuple[str, ...]:
         """Name the learners of each policy: by their roles, or by numbers where there are several."""
         numbered = tuple(map(str, range(self.num_learners))) if self.num_learners > 1 else ("",)
-        return algorithm_class(self.algo).roles or numbered
+        return self.roles or numbered
 
     @property
     def bptt_steps(self) -> int:
@@ -288,7 +291,12 @@ class Config:
         return {name: str(value) if isinstance(value, str) else value for name, value in vars(self).items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make_config, (dataclasses.asdict(self),)  # the class of the algorithm may be one of the user's script
+        # by value, if it is a class of the user's script, which no other process runs
+        return _restore, (cloudpickle.dumps(type(self)), dataclasses.asdict(self))
+
+
+def _restore(settings: bytes, values: Mapping[str, Any]) -> Config:
+    return cloudpickle.loads(settings)(**values)
 
 
 def tunable(cfg: Config) -> dict[str, float]:
@@ -390,29 +398,9 @@ def _validate_model(c: Config) -> None:
 
 # ---- making one --------------------------------------------------------------------------------------------------
 
-ALGORITHMS = {"a3c": "a3c:NStepGradient", "apex": "apex:ApeX", "appo": "appo:AsyncPPO",
-              "impala": "impala:VTraceGradient", "pql": "pql:ParallelQLearning"}
-
-
 def canonical_algo(name: str) -> str:
     """Return the name of an algorithm as it is saved: --algo=APPO is appo."""
-    return name.lower() if name.lower() in ALGORITHMS else name
-
-
-def algorithm_class(name: str) -> Any:
-    """Find the algorithm that --algo names, a subclass of `algorithm.Algorithm`. Raises `UserError`."""
-    name = canonical_algo(name)
-    if ":" not in name and name not in ALGORITHMS:
-        raise UserError(f"--algo={name} is unknown{nearest(name.lower(), ALGORITHMS)}; choose from "
-                        f"{', '.join(ALGORITHMS)}, or module:class")
-    found = find_function("algo", ALGORITHMS.get(name, name))
-    if not hasattr(found, "Settings"):
-        raise UserError(f"--algo={name} is no subclass of algorithm.Algorithm")
-    for field in dataclasses.fields(found.Settings):
-        if "group" not in field.metadata or isinstance(field.type, str):
-            raise UserError(f"--algo={name}: write its setting as {field.name}: type = option(...), without 'from "
-                            "__future__ import annotations'")
-    return found
+    return name if ":" in name else name.lower()
 
 
 GONE = {"cuda_graphs", "decorrelate_envs_on_one_worker", "decorrelate_experience_max_seconds", "epsilon_base",
@@ -427,29 +415,20 @@ def without_gone(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in GONE}
 
 
-def describe_unknown(names: Iterable[str], known: Iterable[str], algo: str | None) -> str:
-    """Name unknown settings or flags, each with what it may be: gone, another algorithm's, misspelled.
+def make_config(settings: type[Config], *layers: Mapping[str, Any]) -> Config:
+    """Merge settings, the later layers winning, and validate them. Raises `UserError`, also for unknown names.
 
-    algo: whose settings are known; None: of no algorithm.
+    settings: the class of the algorithm's, which the layers should name as `algo`.
     """
-    texts = []
-    for name in names:
-        others = [other for other in sorted(ALGORITHMS.keys() - {algo})
-                  if name.removeprefix("--") in algorithm_class(other).Settings.__dataclass_fields__]
-        hint = f"a setting of --algo={' and '.join(others)}, name that too" if algo else "a setting of train.py"
-        is_gone = name.removeprefix("--") in GONE
-        texts.append(name + (" (gone)" if is_gone else f" ({hint})" if others else nearest(name, known)))
-    return ", ".join(texts)
-
-
-def make_config(*layers: Mapping[str, Any]) -> Config:
-    """Merge settings, the later layers winning, and validate them. Raises `UserError`, also for unknown names."""
     merged = {name: value for layer in layers for name, value in layer.items()}
     merged["algo"] = canonical_algo(merged.get("algo", Config.algo))
-    settings = algorithm_class(merged["algo"]).Settings
     fields = {field.name: field for field in dataclasses.fields(settings)}
-    if unknown := [name for name in merged if name not in fields]:
-        raise UserError(f"unknown setting {describe_unknown(unknown, fields, merged['algo'])}")
+    for field in fields.values():
+        if "group" not in field.metadata or isinstance(field.type, str):
+            raise UserError(f"--algo={merged['algo']}: write its setting as {field.name}: type = option(...), without "
+                            "'from __future__ import annotations'")
+    if unknown := [f"{name}{nearest(name, fields)}" for name in merged if name not in fields]:
+        raise UserError(f"unknown setting {', '.join(unknown)}")
     for name, value in merged.items():
         if typing.get_origin(fields[name].type) is tuple and isinstance(value, list):
             merged[name] = tuple(value)

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config import Config, algorithm_class, make_config, without_gone
+from algorithms import algorithm_class
+from config import Config, make_config, without_gone
 from envs.families import find_spec, make_vector_env
 from envs.vector_env import VectorEnv, describe
 from pbt import assign_kinds
@@ -82,7 +83,7 @@ def load_run(args: argparse.Namespace) -> Config:
     check_trusted(saved, {name: value for name, value in vars(args).items() if value}, run_dir)
     if args.env not in ("", saved["env"]):
         raise UserError(f"{run_dir} holds a run of {saved['env']}: add --env {saved['env']}")
-    cfg = make_config(saved)
+    cfg = make_config(algorithm_class(saved.get("algo", Config.algo)).Settings, saved)
     if not -1 <= args.policy < cfg.num_policies:
         raise UserError(f"--policy={args.policy} is unknown; the run has policies 0 to {cfg.num_policies - 1}")
     # a run may have been moved since

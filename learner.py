@@ -19,7 +19,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from config import Config, algorithm_class
+from algorithms import algorithm_class
+from config import Config
 from feed import Batch, join, join_groups, select, upload
 from losses import MaskedMean
 from normalizers import hold_units
@@ -91,7 +92,6 @@ class Learner:
     def take_over_settings(self) -> None:
         """Use the settings of the state, which population-based training may have changed."""
         self.cfg = self.algorithm.cfg = self.state.cfg
-        self.algorithm.carry_settings(self.model)
 
     # ---- datasets and commands -----------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Learner:
             data = data | self.algorithm.targets(self.model, outputs, data)
         loss = self.algorithm.loss(self.model, outputs, data, MaskedMean(data["valid"], self.reducer))
         self.priorities = loss.priorities
-        return loss.total, {name: value.detach() for name, value in loss.statistics.items()}
+        return loss.total, {name: value.detach() for name, value in ({"loss": loss.total} | loss.statistics).items()}
 
     def ask(self, data: dict[str, Tensor], function: Callable[..., tuple] | None = None) -> tuple[Tensor, ...]:
         """Evaluate sequences without gradient, [N, L, ...], by `Algorithm.evaluate` or another such function."""

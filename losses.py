@@ -61,10 +61,10 @@ def normalize_advantages(advantages: Tensor, moments: Tensor) -> Tensor:
     where the same reward, a hundred times what is to be learned, comes in every step whatever is done, all else counts
     as noise; subtract it.
 
-    moments: means and deviations of the advantages, and of the targets, [2, 2].
+    moments: what `moments_of` returns.
     """
     center, deviation = moments[:, 0]
-    size = torch.linalg.vector_norm(moments)  # a mean square is mean^2 + deviation^2
+    size = torch.linalg.vector_norm(moments[:, :2])  # a mean square is mean^2 + deviation^2
     return (advantages - center) / torch.maximum(deviation, ADVANTAGE_FLOOR * size).clamp(min=1e-30)  # of zeros: 0
 
 
@@ -91,11 +91,20 @@ def clipped_value_error(values: Tensor, old_values: Tensor, targets: Tensor, cli
     return error
 
 
+@torch.no_grad()
+def moments_of(mean: MaskedMean, advantages: Tensor, targets: Tensor, values: Tensor) -> Tensor:
+    """Return the means and deviations of advantages, targets R, values V and R - V, [2, 4].
+
+    All [T, B], in units of the rewards; advantages and targets 0 in invalid rows.
+    """
+    values = mean.masked(values)
+    return mean.moments(torch.stack([advantages, targets, values, targets - values]))
+
+
 def describe(moments: Tensor) -> dict[str, Tensor]:
     """Return the statistics that every actor-critic reports.
 
-    moments: of advantages, targets R, values V and R - V, [2, 4]. The explained variance, 1 - Var(R - V) / Var(R), is 1
-    for perfect values, 0 for useless ones.
+    The explained variance, 1 - Var(R - V) / Var(R), is 1 for perfect values, 0 for useless ones.
     """
     means, deviations = moments
     unexplained = deviations[3] / deviations[1].clamp(min=1e-12)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from config import Config, algorithm_class
+from algorithms import algorithm_class
+from config import Config
 from runtime.inbox import SPLIT, STOP, Message
 from runtime.machine import body_dtype, prepare
 from shared_buffers import SharedBuffers

@@ -4,8 +4,8 @@
 same weights, and the same optimizer state, without a lock; each computes its gradients with a copy, taken anew before
 every dataset and after every step. Two steps at the same moment may lose a part of one of them: a lock would cost more
 (Niu et al., 2011). What a loss averages, and the units of the returns, are of one learner alone. The first learner
-publishes what all have learned, after each of its own steps. Learners with roles (`pql.py`) use it too: each has
-gradients of its own part alone, so nothing is lost.
+publishes what all have learned, after each of its own steps. Learners with roles (`algorithms/pql.py`) use it too:
+each has gradients of its own part alone, so nothing is lost.
 
 `AllReduce`: learners in systems of their own (`runtime/ranks.py`), each with its own minibatches, add their gradients
 and everything that a loss averages, and take the same steps: all have the same weights, to the last bit.

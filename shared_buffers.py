@@ -39,6 +39,8 @@ The weights lie beside them. Read next: `weights.py`.
 import copy
 import math
 import multiprocessing
+import shutil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +48,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from config import Config, algorithm_class, tunable
+from algorithms import algorithm_class
+from config import Config, tunable
 from envs.flat_spaces import num_columns
 from envs.reward_shaping import flatten_shaping
 from envs.vector_env import EnvInfo
@@ -56,6 +59,7 @@ from runtime.user_error import UserError
 from weights import CURRENT, SharedWeights
 
 SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE, SAVE_DONOR = range(4)
+SHM = Path("/dev/shm")  # where Linux keeps shared memory; in containers it often has 64 MB
 IDLE = -1  # the policy of an agent that awaits no action
 WITH_WORKER, HANDED_IN, TAKEN = range(3)  # where a slot is: the learner has not looked at it yet; is done with it later
 MAX_SLOTS_PER_WORKER = 2000
@@ -107,8 +111,18 @@ def num_bytes(specs: dict[str, Spec], count: int) -> int:
     return sum(count * int(np.prod(spec.shape)) * spec.dtype.itemsize for spec in specs.values())
 
 
+def check_shared_memory(needed: int) -> None:
+    """Raise `UserError` when trajectories of so many bytes do not fit into shared memory."""
+    free = shutil.disk_usage(SHM).free if SHM.is_dir() else needed
+    if needed > free:
+        raise UserError(f"the trajectories take {needed:,} bytes of shared memory, {SHM} has {free:,}; enlarge it "
+                        "(docker run --shm-size=2g), or lower --num_envs_per_worker, --num_workers or --rollout")
+
+
 def allocate(specs: dict[str, Spec], count: int, *, shared: bool) -> dict[str, Tensor]:
     """Allocate [count, *shape] tensors of zeros for a table of specs, in shared memory if asked."""
+    if shared:
+        check_shared_memory(num_bytes(specs, count))
     tensors = {name: torch.zeros(count, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
     return {name: tensor.share_memory_() if shared else tensor for name, tensor in tensors.items()}
 
@@ -132,14 +146,12 @@ class PolicyBuffers:
         self.requests = Inbox(pipes, cfg.num_splits + cfg.policy_workers_per_policy)
         self.trajectories_done = Inbox(pipes, num_slots)
         self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in cfg.learners]  # the first one obeys most
-        self.passed_on = [Inbox(pipes, num_slots) for _ in algorithm_class(cfg.algo).roles[1:]]  # from role to role
+        self.passed_on = [Inbox(pipes, num_slots) for _ in cfg.roles[1:]]  # from role to role
 
 
 class SharedBuffers:
     """All that the components share. Made by the supervisor, handed to every process at its start.
-
-    The sizes are known before anything is allocated.
-    """
+"""
 
     def __init__(self, cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: list[nn.Module],
                  devices: list[torch.device], context: Any) -> None:

@@ -68,7 +68,7 @@ class Supervisor:
         ranks.check_settings(run_cfg, store_prefix)
         cfg = self.cfg = ranks.own_settings(run_cfg)
         self.crew = Processes(context) if context else OneProcess()
-        plan = make_plan(cfg, run_cfg, store_prefix)
+        plan = make_plan(cfg, run_cfg)
         self.devices, self.models, is_resumed = plan.devices, plan.models, any(plan.states)
         self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
         self.buffers.store_prefix = store_prefix

@@ -1,6 +1,6 @@
 """The system for use from Python: train a while, look at the parameters, change them, train on, predict.
 
-    from appo import APPO, load
+    from trainer import APPO, load
 
     with APPO("CartPole-v1", experiment="first", learning_rate=1e-3) as appo:
         print(appo.train(50_000)["mean_return"])
@@ -9,7 +9,7 @@
         action, _ = appo.predict([0.0, 0.1, 0.0, 0.1])
     policy = load("train_dir/first")                # plays without starting a process
 
-`Trainer` adds to `supervisor.Supervisor` what a person calls; each algorithm has a subclass, `appo.APPO` and so on.
+`Trainer` adds to `supervisor.Supervisor` what a person calls; each algorithm has a subclass at the end of the file.
 The arguments `encoder`, `encodersubtype` and `policy_kwargs` are those of AsynRL. Read next: `supervisor.py`.
 """
 
@@ -31,9 +31,11 @@ from runtime import checkpoint
 from runtime.by_name import remember
 from runtime.files import replacing
 from runtime.inbox import CONFIGURE, LOAD
-from runtime.policy import Policy, check_policy
+from runtime.policy import Policy, check_policy, load
 from runtime.user_error import ComponentError, UserError, nearest
 from supervisor import Supervisor
+
+__all__ = ["A3C", "APEX", "APPO", "IMPALA", "PQL", "Trainer", "load"]
 
 # AsynRL's names of encoders (those of Sample Factory 1), and what they are here
 ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
@@ -384,3 +386,36 @@ def fit(given: Mapping[str, Any], own: Parameters, policy: int) -> dict[str, Ten
         if not state[name].isfinite().all():
             raise UserError(f"{whose}: {name} is not finite")
     return state
+
+
+# ---- the system with each algorithm --------------------------------------------------------------------------------
+
+
+class APPO(Trainer):
+    """With asynchronous PPO (`appo.py`)."""
+
+    algo = "appo"
+
+
+class IMPALA(Trainer):
+    """With IMPALA (`algorithms/impala.py`)."""
+
+    algo = "impala"
+
+
+class A3C(Trainer):
+    """With A3C (`algorithms/a3c.py`)."""
+
+    algo = "a3c"
+
+
+class APEX(Trainer):
+    """With Ape-X (`algorithms/apex.py`)."""
+
+    algo = "apex"
+
+
+class PQL(Trainer):
+    """With PQL (`algorithms/pql.py`)."""
+
+    algo = "pql"

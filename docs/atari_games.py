@@ -15,9 +15,10 @@ import ale_py
 import gymnasium as gym
 import numpy as np
 
-from appo import APPO
+from appo import Settings
 from config import make_config
 from envs.families import make_vector_env, profile
+from trainer import APPO
 
 
 def ids_by_game() -> dict[str, list[str]]:
@@ -44,7 +45,7 @@ def train(env_id: str, seconds: float, train_dir: str) -> str:
 
 def reset(env_id: str) -> None:
     """Reset one environment of an id, and step it."""
-    env = make_vector_env(make_config(profile(env_id, {}), {"env": env_id}), 1)
+    env = make_vector_env(make_config(Settings, profile(env_id, {}), {"env": env_id}), 1)
     shape = env.reset(0).obs[0]["obs"].shape
     assert shape == (1, 84, 84, 4), shape
     env.step([np.zeros((1, 1), np.float32)])

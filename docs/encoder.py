@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
-from config import make_config
+from config import Config, make_config
 from encoders import NONLINEARITIES, FastELU, ImageEncoder
 from runtime.crew import keep_freed_memory
 
@@ -27,7 +27,7 @@ def time_of(function: Callable[[], object]) -> float:
 
 def make_encoder(activation: type[nn.Module], shape: tuple[int, int, int]) -> ImageEncoder:
     """Make the encoder of images of a shape with an activation function."""
-    encoder = ImageEncoder(shape, make_config({"env": "none", "encoder_conv_architecture": "convnet_atari"}))
+    encoder = ImageEncoder(shape, make_config(Config, {"env": "none", "encoder_conv_architecture": "convnet_atari"}))
     for part in encoder.modules():
         for name, child in part.named_children():
             if isinstance(child, NONLINEARITIES["elu"]):

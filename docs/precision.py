@@ -14,10 +14,10 @@ import tempfile
 import torch
 from torch import Tensor
 
-from appo import APPO
 from learner import Learner
 from runtime.command_line import make_parser
 from runtime.user_error import UserError
+from trainer import APPO
 
 EVERY = 128  # SGD steps
 SETTINGS = {"env": "PongNoFrameskip-v4", "train_for_env_steps": 300_000}

@@ -27,7 +27,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from config import Config, algorithm_class
+from algorithms import algorithm_class
+from config import Config
 from envs.flat_spaces import ACTION_MASK, is_channels_last, random_row
 from envs.multi_agent import PREFIX, ParallelVectorEnv, agent_space, convert_turns, is_parallel, pettingzoo_maker
 from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe, naming_failures

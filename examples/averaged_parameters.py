@@ -4,7 +4,7 @@ Two systems learn CartPole from different seeds, and begin each round with the m
 first weights are the same: the mean of unrelated networks is no network that plays.
 """
 
-from appo import APPO
+from trainer import APPO
 
 if __name__ == "__main__":
     with (APPO("CartPole-v1", num_workers=1, seed=1, experiment="average_1") as first,

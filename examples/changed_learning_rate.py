@@ -1,6 +1,6 @@
 """A learning rate that changes between calls, and in a callback: `python -m examples.changed_learning_rate`."""
 
-from appo import APPO
+from trainer import APPO
 
 
 def stop_when_solved(row):

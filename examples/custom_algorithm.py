@@ -43,7 +43,7 @@ class Reinforce(Algorithm):
         policy_loss = -mean(policy.log_prob(data["actions"]) * advantages)
         baseline_loss = mean((values[:-1] - model.returns.normalize(data["targets"])).square())
         total = policy_loss + self.cfg.baseline_coeff * baseline_loss
-        return Loss(total, {"loss": total, "policy_loss": policy_loss, "baseline_loss": baseline_loss,
+        return Loss(total, {"policy_loss": policy_loss, "baseline_loss": baseline_loss,
                             "entropy": mean(policy.entropy())})
 
 

@@ -7,7 +7,7 @@ command line: `python train.py --env CartPole-v1 --core examples.custom_core:Lea
 import torch
 from torch import nn
 
-from appo import APPO
+from trainer import APPO
 
 
 class LeakyCore(nn.Module):

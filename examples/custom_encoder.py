@@ -9,7 +9,7 @@ import math
 import torch
 from torch import nn
 
-from appo import APPO
+from trainer import APPO
 
 
 class FourierEncoder(nn.Module):

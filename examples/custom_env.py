@@ -7,7 +7,7 @@ Any function that returns a gymnasium environment will do. From the command line
 import gymnasium as gym
 import numpy as np
 
-from appo import APPO
+from trainer import APPO
 
 
 class Corridor(gym.Env):

@@ -24,7 +24,7 @@ class CalmPPO(AsyncPPO):
         loss = super().loss(model, outputs, data, mean)
         size = mean(outputs[0][:-1].square().mean(-1))
         total = loss.total + self.cfg.calm_coeff * size
-        return Loss(total, loss.statistics | {"loss": total, "parameter_size": size})
+        return Loss(total, loss.statistics | {"parameter_size": size})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ and a random generator, and returns the policy of each agent. From the command l
 pettingzoo:mpe2.simple_tag_v3 --num_policies 3 --policy_mapping examples.custom_mapping:chasers_and_chased`.
 """
 
-from appo import APPO
+from trainer import APPO
 
 
 def chasers_and_chased(agents, num_policies, rng):

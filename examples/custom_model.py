@@ -6,10 +6,10 @@ From the command line: `python train.py --env CartPole-v1 --model examples.custo
 
 from torch import nn
 
-from appo import APPO
 from encoders import LeafEncoders
 from model import ActorCritic
 from normalizers import expanded_space
+from trainer import APPO
 
 
 class SeparateNetworks(ActorCritic):

@@ -6,7 +6,7 @@ From the command line: `python train.py --env examples.env_with_arguments:Lights
 import gymnasium as gym
 import numpy as np
 
-from appo import APPO
+from trainer import APPO
 
 
 class Lights(gym.Env):

@@ -9,7 +9,7 @@ true objective, is how much arrives unbroken. The coefficients are offered to po
 import gymnasium as gym
 import numpy as np
 
-from appo import APPO
+from trainer import APPO
 
 SPEEDS = 11
 PACKAGES = 20

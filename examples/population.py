@@ -3,7 +3,7 @@
 Four policies learn CartPole, and population-based training mutates how. Then the best of them plays.
 """
 
-from appo import APPO, load
+from trainer import APPO, load
 
 if __name__ == "__main__":
     with APPO("CartPole-v1", experiment="population", num_policies=4, with_pbt=True, pbt_start_mutation=10_000,

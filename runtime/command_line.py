@@ -5,12 +5,13 @@ import contextlib
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from config import Config, algorithm_class, describe_unknown
+from algorithms import NAMES, algorithm_class
+from config import GONE, Config
 from envs.families import profile
-from runtime.user_error import UserError
+from runtime.user_error import UserError, nearest
 
 MAX_METAVAR = 40  # characters of all choices of a setting; more would not fit into a line
 OTHER_DEFAULTS = "An environment, an algorithm and a machine have defaults of their own:\n--env ID --help shows them."
@@ -60,6 +61,21 @@ class OneLineParser(argparse.ArgumentParser):
             raise UserError("unknown argument " + (describe_unknown(flags, own, self.algo) or
                                                    f"{unknown[0]}; an environment is named with --env"))
         return known
+
+
+def describe_unknown(flags: Iterable[str], known: Iterable[str], algo: str | None) -> str:
+    """Name unknown flags, each with what it may be: gone, another algorithm's, misspelled.
+
+    algo: whose settings are known; None: of no algorithm.
+    """
+    texts = []
+    for flag in flags:
+        name = flag.removeprefix("--")
+        others = [other for other in NAMES
+                  if other != algo and name in algorithm_class(other).Settings.__dataclass_fields__]
+        hint = f"a setting of --algo={' and '.join(others)}, name that too" if algo else "a setting of train.py"
+        texts.append(flag + (" (gone)" if name in GONE else f" ({hint})" if others else nearest(flag, known)))
+    return ", ".join(texts)
 
 
 def algo_of(argv: Sequence[str]) -> str:

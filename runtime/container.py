@@ -1,6 +1,6 @@
-"""What a container leaves of the machine: the limits of its control group, of either version, on cores and memory.
+"""What a container leaves of the machine: the limit of its control group, of either version, on cores.
 
-Imports nothing slow. Used by `config.py` and `memory.py`.
+Imports nothing slow. Used by `config.py`.
 """
 
 import contextlib
@@ -23,8 +23,3 @@ def cpu_cores() -> int:
     quota = numbers("cpu.max") or numbers("cpu/cpu.cfs_quota_us") + numbers("cpu/cpu.cfs_period_us")
     limit = quota[0] / quota[1] if len(quota) == 2 and quota[0] > 0 else math.inf
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), limit)))
-
-
-def memory_limit() -> float:
-    """Return the bytes that the container may take; infinity: there is no limit."""
-    return min([*numbers("memory.max"), *numbers("memory/memory.limit_in_bytes"), math.inf])

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from algorithm import Algorithm
-from config import Config, algorithm_class
+from algorithms import algorithm_class
+from config import Config
 from distributions import ActionDistribution, forbid
 from envs.families import make_vector_env
 from envs.flat_spaces import ACTION_MASK, num_action_parameters, num_columns

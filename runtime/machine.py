@@ -14,7 +14,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from config import MAX_POLICIES, Config, algorithm_class, max_workers
+from algorithms import algorithm_class
+from config import MAX_POLICIES, Config, max_workers
 from runtime.container import cpu_cores
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
@@ -67,7 +68,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     if has_gpu or in_turns or given.get("serial_mode") or given.get("with_pbt") or this_rank().world_size > 1:
         settings.pop("num_learners", None)
     num_envs, num_policies = settings.pop("num_envs"), min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
-    roles = algorithm_class(given.get("algo", Config.algo)).roles
+    roles = algorithm_class(given.get("algo", Config.algo)).Settings.roles
     num_learners = len(roles) or max(1, given.get("num_learners", settings.get("num_learners", 1)))
     if large_observations:
         of_cores = machine.cores * min(16, num_envs // 2)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from config import Config, algorithm_class
+from algorithms import algorithm_class
+from config import Config
 from envs.families import probe
 from envs.vector_env import EnvInfo
 from pbt import assign_kinds
@@ -20,7 +21,6 @@ from runtime.children import start_server
 from runtime.crew import Component, Processes
 from runtime.generators import left_alone
 from runtime.machine import choose_cores, choose_device
-from runtime.memory import check_memory, count_bytes
 from runtime.pulse import START_SEC
 from runtime.run_folder import ANOTHER, changes
 from runtime.seeding import NETWORK, derive_seed
@@ -36,7 +36,6 @@ class Plan(NamedTuple):
 
     info: EnvInfo
     cores: list[int | None]  # to which rollout workers are bound
-    num_bytes: int  # of memory that the run allocates
     # of each policy
     devices: list[torch.device]
     kinds: list[int]
@@ -59,12 +58,10 @@ class Plan(NamedTuple):
 
 
 @left_alone()
-def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
+def make_plan(cfg: Config, run_cfg: Config) -> Plan:
     """Find out what a run is made of. Raises `UserError` for what is impossible.
 
-    Args:
-        cfg: the settings of this rank. run_cfg: those of the run, in whose folder the checkpoints are.
-        store_prefix: where the ranks find each other.
+    cfg: the settings of this rank. run_cfg: those of the run, in whose folder the checkpoints are.
     """
     devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
     info = probe(cfg) if cfg.serial_mode else probe_in_child(cfg)
@@ -75,9 +72,7 @@ def make_plan(cfg: Config, run_cfg: Config, store_prefix: str) -> Plan:
     models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, info, kind)
                                                      for policy, kind in enumerate(kinds)), strict=True))
     check_num_slots(cfg, len(info.agents))
-    shared, datasets, replays = count_bytes(cfg, info, kinds, models, devices)
-    check_memory(cfg, shared, datasets, replays, store_prefix)
-    return Plan(info, choose_cores(cfg), shared + datasets + replays, devices, kinds, models, paths, states, damaged)
+    return Plan(info, choose_cores(cfg), devices, kinds, models, paths, states, damaged)
 
 
 class Probe:
@@ -129,8 +124,6 @@ def load_policy(cfg: Config, policy: int, info: EnvInfo, kind: int
         load_weights(cfg, model, state, path)
         if "optimizer" in state:
             check_optimizer(algorithm.make_optimizer(model.parameters()), state)
-        algorithm.check_resumed(state)
-    algorithm.carry_settings(model)  # after those of a checkpoint were loaded
     return model, path, state, damaged
 
 

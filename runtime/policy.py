@@ -16,7 +16,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 from torch import Tensor, nn
 
-from config import Config, algorithm_class, make_config, without_gone
+from algorithms import algorithm_class
+from config import Config, make_config, without_gone
 from envs.families import make_env, make_vector_env
 from envs.flat_spaces import ACTION_MASK
 from envs.vector_env import AgentKind, EnvInfo, describe
@@ -222,7 +223,8 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
     saved |= own
     if state is None:  # it may have been moved
         saved |= {"train_dir": str(path.parent), "experiment": path.name}
-    cfg = make_config(saved, {"device": device}, {"precision": precision} if precision else {})
+    cfg = make_config(algorithm_class(saved.get("algo", Config.algo)).Settings, saved, {"device": device},
+                      {"precision": precision} if precision else {})
     if state is None:
         checkpoint = checkpoint or ("latest" if cfg.self_play_past_fraction > 0 else "best")
         policy = best_policy(cfg, checkpoint) if policy is None else policy

@@ -32,8 +32,7 @@ def describe_run(cfg: Config, plan: Plan) -> list[str]:
               f"{cfg.rollout}, splits {cfg.worker_num_splits}, policy workers {cfg.policy_workers_per_policy}, "
               f"learner threads {cfg.learner_threads}",
               f"{policies}{sum(p.numel() for p in plan.models[0].parameters()):,} parameters, {dtype} on "
-              f"{', '.join(dict.fromkeys(map(str, plan.devices)))} ({this_machine(cfg.device)}), "
-              f"{plan.num_bytes / 1e6:,.1f} MB allocated"]
+              f"{', '.join(dict.fromkeys(map(str, plan.devices)))} ({this_machine(cfg.device)})"]
     wrapped = [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
     return [*wrapped, f"records in {cfg.run_dir}"]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from algorithms import algorithm_class
 from config import Config, canonical_algo, check_value, make_config, tunable, without_gone
 from envs.families import profile
 from runtime import checkpoint
@@ -49,13 +50,14 @@ def configure(given: Mapping[str, Any]) -> Config:
     env_profile = profile(place["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(place["train_dir"], place["experiment"], place["env"])
     if given.get("restart_behavior", "resume") != "resume" or not checkpoint.holds_run(run_dir):
-        return make_config(env_profile, given)
+        return make_config(algorithm_class(given.get("algo", Config.algo)).Settings, env_profile, given)
     saved = without_gone(load_saved(run_dir / "config.json"))
     check_kind(saved, place | given, run_dir)
     check_trusted(saved, given, run_dir)
-    cfg = make_config({name: value for name, value in saved.items() if name not in MODES}, place, given)
+    settings = algorithm_class(saved.get("algo", Config.algo)).Settings
+    cfg = make_config(settings, {name: value for name, value in saved.items() if name not in MODES}, place, given)
     of_machine = profile(cfg.env, vars(cfg))
-    return make_config(vars(cfg), {name: of_machine[name] for name in MODES if name in of_machine}, given)
+    return make_config(settings, vars(cfg), {name: of_machine[name] for name in MODES if name in of_machine}, given)
 
 
 def check_kind(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:

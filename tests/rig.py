@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from one_policy import CPU, drain, make_buffers
+from parts import make_config
 from torch import Tensor
 
 from algorithm import Algorithm, Loss
 from appo import AsyncPPO
-from config import make_config
 from feed import Batch
 from learner import Learner
 from losses import MaskedMean
@@ -129,7 +129,7 @@ class PolicyGradient(Algorithm):
 
     def loss(self, model: ActorCritic, outputs: tuple[Tensor, ...], data: dict[str, Tensor], mean: MaskedMean) -> Loss:
         total = -mean(model.distribution(outputs[0][:-1]).log_prob(data["actions"]) * data["targets"])
-        return Loss(total, {"loss": total})
+        return Loss(total, {})
 
 
 class LeavesOut(AsyncPPO):

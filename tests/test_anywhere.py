@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = '''
 import os, threading
 import my_part
-from appo import APPO, AsyncPPO, Settings, load
+from appo import AsyncPPO, Settings
+from trainer import APPO, load
 
 class Local(my_part.Slow):
     pass

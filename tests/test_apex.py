@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from apex import APEX, ApeX
+from algorithms.apex import ApeX
 from distributions import FORBIDDEN
 from envs.flat_spaces import ACTION_MASK
 from evaluate import main as evaluate
@@ -20,6 +20,7 @@ from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.run_folder import configure
 from runtime.user_error import UserError
 from train import main as train
+from trainer import APEX
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32), ACTION_MASK: spaces.MultiBinary(5)}
 ACTIONS = spaces.Discrete(5)
@@ -30,7 +31,6 @@ def make(**settings: Any) -> tuple[ApeX, torch.nn.Module]:
     torch.manual_seed(0)
     algorithm = ApeX(configure({"env": "CartPole-v1", "algo": "apex", "normalize_input": False} | settings))
     model = algorithm.make_model(OBS_SPACE, ACTIONS)
-    algorithm.carry_settings(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

@@ -16,10 +16,9 @@ import torch
 from counting_env import CountingEnv, make_counting_env
 from gymnasium import spaces
 from one_policy import CPU, make_buffers, num_waiting
-from parts import learners
+from parts import learners, make_config
 
-from appo import APPO, AsyncPPO
-from config import make_config
+from appo import AsyncPPO
 from learner import Learner
 from model import make_model
 from policy_worker import PolicyWorker
@@ -30,7 +29,7 @@ from runtime.run_folder import mend_run_dir, prepare_run_dir
 from runtime.user_error import ComponentError, UserError
 from shared_buffers import Spec
 from supervisor import Supervisor
-from trainer import Trainer
+from trainer import APPO, Trainer
 
 CLOCK = {"wall_sec", "fps"}
 SMALL: dict[str, Any] = {
@@ -216,7 +215,7 @@ def test_a_folder_that_holds_no_run_is_never_deleted(tmp_path: Path) -> None:
 
 
 def test_a_script_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> None:
-    script = ("from appo import APPO\nif __name__ == '__main__':\n"
+    script = ("from trainer import APPO\nif __name__ == '__main__':\n"
               f"    APPO('CartPole-v1', num_workers=1, train_dir={str(tmp_path)!r}).train(200)\n")
     root = Path(__file__).parent.parent
     process = subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60, check=False, capture_output=True)

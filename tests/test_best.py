@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from parts import make_config
 from test_population import assert_equal, metrics_of, read_json
 
-from appo import APPO
-from config import make_config
 from runtime import policy_records
 from runtime.checkpoint import BEST, is_better, load_checkpoint, policy_dir, sort_of_score
 from runtime.policy_records import RETURN_WINDOW
+from trainer import APPO
 from weights import SharedWeights
 
 SMALL: dict[str, Any] = {

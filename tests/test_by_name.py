@@ -14,14 +14,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from parts import make_config
 
-from appo import APPO, load
-from config import make_config
 from envs.families import find_spec
 from evaluate import main as evaluate
 from runtime.by_name import NO_MODULE, Named, find_function, reference
 from runtime.user_error import UserError
 from train import main as train
+from trainer import APPO, load
 
 
 def make(render_mode: str | None = None) -> gym.Env:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from parts import make_config
 
 import evaluate
 from appo import Settings
-from config import Config, make_config
+from config import Config
 from envs.families import profile
 from losses import clipped_value_error, ppo_objective
 from runtime.command_line import make_parser

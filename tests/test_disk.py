@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-from appo import APPO
 from evaluate import main as evaluate
 from runtime.checkpoint import (
     BEST,
@@ -33,6 +32,7 @@ from runtime.files import add_line, read_lines
 from runtime.user_error import ComponentError, UserError
 from tools import plot
 from train import main as train
+from trainer import APPO
 
 ROOT = Path(__file__).parent.parent
 # the thread of TensorBoard's writer prints its error when it ends

@@ -15,8 +15,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.envs.registration import EnvSpec
+from parts import make_config
 
-from config import Config, make_config
+from config import Config
 from envs import families
 from envs.families import make_vector_env
 from envs.flat_spaces import num_columns

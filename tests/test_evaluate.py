@@ -10,8 +10,8 @@ import pytest
 import tiny_envs
 
 import evaluate
-from appo import APPO, load
 from runtime.evaluator import evaluation_seeds
+from trainer import APPO, load
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,10 @@ import torch
 from counting_env import CountingEnv, episode_length, number_of, reward_code
 from failing_envs import EPISODE_LENGTH
 from one_policy import CPU, make_buffers
+from parts import make_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_appo import metrics
 
-from appo import APPO
-from config import make_config
 from envs.families import probe
 from envs.vector_env import Step
 from model import ActorCritic
@@ -25,6 +24,7 @@ from runtime.evaluator import MAX_ENVS, Evaluator, play
 from runtime.inbox import EVALUATE
 from runtime.seeding import EVALUATION, derive_seed
 from runtime.user_error import ComponentError
+from trainer import APPO
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64, "num_batches_per_epoch": 2,

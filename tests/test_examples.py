@@ -46,7 +46,7 @@ def test_an_example_is_trained_and_played_by_its_name(flag: str, name: str, env:
 
 SCRIPT = '''
 import gymnasium as gym
-from appo import APPO
+from trainer import APPO
 from encoders import LeafEncoders
 from model import FeedForwardCore
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import gymnasium as gym
 import pytest
 import torch
+from parts import make_config
 from torch import nn
 
-from config import make_config
 from docs.experiments import chain
 from docs.experiments.late_policy import KEPT, LatePolicy
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parts import make_config
 from torch import nn
 
-from appo import APPO
-from config import algorithm_class, make_config
+from algorithms import algorithm_class
 from envs.families import make_vector_env
 from envs.flat_spaces import unflatten_actions
 from runtime.evaluator import Player
 from runtime.policy import load
 from tools import export
 from tools.export import Exported, to_onnx, trace
+from trainer import APPO
 
 STEPS = 12
 IMAGE = {"encoder_conv_architecture": "convnet_small", "encoder_conv_mlp_layers": (16,)}

@@ -13,15 +13,14 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from failing_envs import FAILING_RESET, FAILING_SEED, FAILING_STEP, SEED
-from parts import learners
+from parts import learners, make_config
 
 import train
-from appo import APPO
-from config import make_config
 from envs.families import make_vector_env
 from envs.vector_env import EnvironmentFailure, VectorEnv
 from runtime import plan
 from runtime.user_error import ComponentError, UserError
+from trainer import APPO
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,

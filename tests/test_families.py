@@ -12,14 +12,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from parts import make_config
 
-from appo import APPO
-from config import Config, make_config
+from config import Config
 from envs import families
 from envs.families import family_profile, make_vector_env
 from envs.flat_spaces import hash_words, num_columns
 from envs.vector_env import VectorEnv
 from runtime.user_error import UserError
+from trainer import APPO
 
 # Box2D's binding makes its types so; Python 3.12 warns of it
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
@@ -159,8 +160,8 @@ except Exception as error:
     print(error)
     sys.exit({SKIPPED})
 from envs import families
-from config import make_config
-env = families.make_vector_env(make_config({{"env": "HalfCheetah-v5"}}), 1, "rgb_array")
+from config import Config, make_config
+env = families.make_vector_env(make_config(Config, {{"env": "HalfCheetah-v5"}}), 1, "rgb_array")
 env.reset(0)
 picture = env.render()
 assert picture.shape == (480, 480, 3) and picture.dtype == "uint8" and picture.std() > 1

@@ -16,14 +16,9 @@ from pretend_gpu import DEVICE
 from torch import nn
 
 import evaluate
-from a3c import A3C
-from apex import APEX
-from appo import APPO, load
-from impala import IMPALA
 from policy_worker import cut, largest_items_first
-from pql import PQL
 from runtime.checkpoint import find_checkpoint, load_checkpoint
-from trainer import Trainer
+from trainer import A3C, APEX, APPO, IMPALA, PQL, Trainer, load
 
 ROOT = Path(__file__).parent.parent
 SMALL: dict[str, Any] = {

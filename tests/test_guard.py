@@ -196,7 +196,7 @@ def test_the_guard_ends_what_came_from_a_killed_process_and_removes_folders(tmp_
 
 FORKS = """
 import os, sys
-from appo import APPO
+from trainer import APPO
 
 if __name__ == "__main__":
     with APPO("CartPole-v1", train_dir=".", experiment="first", num_workers=1, num_envs_per_worker=4, rollout=16,
@@ -253,7 +253,7 @@ def test_a_process_that_is_forked_by_hand_does_not_end_the_run(tmp_path: Path) -
 FORGETS = """
 import gc, threading
 import psutil
-from appo import APPO
+from trainer import APPO
 
 def make(name):
     return APPO("CartPole-v1", train_dir=".", experiment=name, num_workers=1, num_envs_per_worker=4, rollout=16,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from appo import load
 from config import GONE
 from evaluate import main as evaluate
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from train import main as train
+from trainer import load
 
 KEPT = Path(__file__).parent / "kept_runs"
 RUNS = ["appo_lstm", "pbt", "apex", "pql", "impala"]

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parts import rollout_workers
+from parts import make_config, rollout_workers
 
-from appo import APPO
-from config import make_config
 from envs import families
 from envs.multi_agent import ParallelVectorEnv
 from envs.vector_env import VectorEnv
 from runtime.evaluator import RandomPlayer, play
+from trainer import APPO
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the games themselves use that is outdated
 pytest.importorskip("pettingzoo")

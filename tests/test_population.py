@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from parts import learners
+from parts import learners, make_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_games import TAPE, wage
 
 import pbt
 import train
-from appo import APPO
-from config import make_config, tunable
+from config import tunable
 from envs.reward_shaping import flatten_shaping
 from learner import Learner
 from reducer import Reducer
@@ -37,6 +36,7 @@ from runtime.population import Population
 from runtime.records import Records, cut_lost_rows
 from runtime.training_state import TrainingState
 from shared_buffers import SAVE_DONOR
+from trainer import APPO
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,

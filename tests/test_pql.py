@@ -11,13 +11,14 @@ from gymnasium import spaces
 from parts import learners
 from torch import Tensor
 
+from algorithms.pql import P, ParallelQLearning, V
 from evaluate import main as evaluate
 from losses import MaskedMean
-from pql import PQL, P, ParallelQLearning, V
 from reducer import ALONE
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.run_folder import configure
 from train import main as train
+from trainer import PQL
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 ACTIONS = spaces.Box(-2, 2, (3,), np.float32)
@@ -29,7 +30,6 @@ def make(role: str, **settings: Any) -> tuple[ParallelQLearning, torch.nn.Module
     algorithm = ParallelQLearning(configure({"env": "Pendulum-v1", "algo": "pql", "normalize_input": False} | settings),
                                   role)
     model = algorithm.make_model(OBS_SPACE, ACTIONS)
-    algorithm.carry_settings(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -67,7 +67,7 @@ def minibatch(size: int) -> dict[str, Tensor]:
 
 def test_clipped_double_q_targets_and_the_loss_of_the_v_learner_equal_a_slow_reference(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pql.TARGET_NOISE", 0.0)
+    monkeypatch.setattr("algorithms.pql.TARGET_NOISE", 0.0)
     algorithm, model = make(V, replay_alpha=0.5)
     size = 20
     data = minibatch(size)

@@ -12,11 +12,12 @@ from parts import learners
 from torch import Tensor
 
 from algorithm import Loss
-from apex import APEX, ApeX
-from replay import Drawn, Replay, layout, n_step
+from algorithms.apex import ApeX
+from algorithms.replay import Drawn, Replay, layout, n_step
 from runtime.sum_tree import SumTree
 from runtime.user_error import UserError
 from shared_buffers import Spec, num_bytes
+from trainer import APEX
 
 # ---- the sum tree ------------------------------------------------------------------------------------------------
 

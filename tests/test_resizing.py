@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from parts import make_config
 
-from config import make_config
 from envs import families
 from envs.vector_env import VectorEnv
 from runtime.user_error import UserError

@@ -19,10 +19,11 @@ import pytest
 import torch
 from counting_agents import CountingAgents, Name, Script
 from counting_env import number_of
+from parts import make_config
 
 import pbt
 import rollout_worker
-from config import Config, make_config
+from config import Config
 from envs.multi_agent import ParallelVectorEnv
 from envs.vector_env import EnvInfo, VectorEnv, describe
 from model import make_model

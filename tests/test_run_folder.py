@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from appo import APPO
 from config import Config
 from envs import families
 from runtime.checkpoint import policy_dir
@@ -15,6 +14,7 @@ from runtime.machine import Machine
 from runtime.run_folder import MODES, configure, describe_resume
 from runtime.user_error import UserError
 from train import main as train
+from trainer import APPO
 
 SMALL = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64}
 MODES_GIVEN = {"trust_run": True, "device": "cpu", "serial_mode": True, "policy_workers_per_policy": 3,

@@ -16,8 +16,8 @@ from numpy.random import mtrand
 from parts import learners, rollout_workers
 from test_train import run_train
 
-from appo import APPO, load
 from runtime.seeding import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
+from trainer import APPO, load
 
 SMALL: dict[str, Any] = {
     "num_workers": 2, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,

@@ -15,12 +15,11 @@ import pytest
 import tiny_envs
 import torch
 from gymnasium import spaces
-from parts import learners
+from parts import learners, make_config
 from torch import Tensor
 
-from appo import APPO
-from config import make_config
 from model import ActorCritic
+from trainer import APPO
 
 FAR = 0.8
 TINY: dict[str, Any] = {

@@ -26,9 +26,9 @@ from test_train import (
 )
 from tiny_envs import Reading
 
-from appo import APPO
 from runtime.files import parse_json
 from runtime.stop import AGAIN_SEC, STOP_SIGNAL
+from trainer import APPO
 
 ROOT = Path(__file__).parent.parent
 SHORT = (*SMALL, "--train_for_env_steps=1000")
@@ -69,7 +69,7 @@ def test_an_early_ctrl_c_ends_the_program_in_one_line_at_every_moment(tmp_path: 
 
 
 SCRIPT = """
-from appo import APPO
+from trainer import APPO
 
 if __name__ == "__main__":
     with APPO("CartPole-v1", train_dir=".", experiment="first", num_workers=1, num_envs_per_worker=4, rollout=16,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parts import make_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from config import make_config
 from runtime.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parent.parent

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parts import make_config
 from tiny_games import TAPE
 
 import evaluate
-from appo import APPO
-from config import make_config
 from envs.families import make_vector_env
 from envs.vector_env import Step, VectorEnv
 from runtime.checkpoint import find_checkpoint, load_checkpoint, policy_dir, save_checkpoint
 from runtime.evaluator import find_places
 from tools.tournament import ELO_SCALE, MakePlayer, Results, describe, elo, play_all, play_games
+from trainer import APPO
 
 RATINGS = np.array([250.0, 120.0, 0.0, -70.0, -300.0])  # their mean is 0
 

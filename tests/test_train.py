@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import torch
+from parts import make_config
 
 import supervisor
 import train
-from config import make_config
-from runtime import children, memory
+from runtime import children
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.command_line import make_parser
 from runtime.files import load_saved
@@ -384,7 +384,7 @@ def test_run_of_another_environment_is_refused(refuse: Callable[..., str], run_d
 @pytest.mark.parametrize("behavior", ["resume", "restart", "overwrite"])
 def test_too_little_shared_memory_is_refused_and_nothing_is_lost(
         refuse: Callable[..., str], run_dir: Path, behavior: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=512))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=512))
     line = refuse(f"--train_dir={run_dir.parent}", *SMALL, "--num_epochs=3", f"--restart_behavior={behavior}")
     assert "/dev/shm" in line
     assert "lower --num_envs_per_worker, --num_workers or --rollout" in line

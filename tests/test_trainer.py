@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 import torch
 from diary import Diary
+from parts import make_config
 
-from a3c import A3C
-from appo import APPO, load
-from config import make_config
-from pql import PQL
 from runtime import checkpoint
 from runtime.inbox import LOAD
 from runtime.user_error import ComponentError, UserError
 from shared_buffers import WITH_WORKER
-from trainer import Trainer, as_json
+from trainer import A3C, APPO, PQL, Trainer, as_json, load
 
 SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64,
                          "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (16,)}

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
+from parts import make_config
 from PIL import Image
 
 import evaluate
-from appo import APPO
-from config import make_config
 from envs.families import make_vector_env
 from runtime.user_error import UserError
 from tools.video import VideoWriter
+from trainer import APPO
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 
-from appo import APPO
+from trainer import APPO
 
 SETTLE_SEC = 1.0
 

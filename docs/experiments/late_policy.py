@@ -8,14 +8,11 @@ In one process, in turns, so that the lag is what it is set to; the records' `po
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor, nn
 
 import appo
 from config import NOT_NEGATIVE, option
 
-KEPT: deque[dict[str, Tensor]] = deque()  # the weights after the last SGD steps, the oldest first
+KEPT = deque()  # the weights after the last SGD steps, the oldest first
 
 
 @dataclass(frozen=True)
@@ -30,13 +27,13 @@ class LatePolicy(appo.AsyncPPO):
 
     Settings = Settings
 
-    def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
+    def after_sgd_step(self, model, sgd_steps):
         """Keep a copy of the weights."""
         KEPT.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         while len(KEPT) > self.cfg.late + 1:
             KEPT.popleft()
 
-    def act(self, model: nn.Module, *args: Any, **how: Any) -> tuple[dict[str, Tensor], Tensor]:
+    def act(self, model, *args, **how):
         """Act with the oldest weights kept."""
         if self.cfg.late and KEPT:
             model.load_state_dict(KEPT[0])

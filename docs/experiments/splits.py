@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from appo import APPO
 from learner import Learner
+from trainer import APPO
 
 
 class NoLearner(Learner):

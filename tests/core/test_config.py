@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from parts import make_config
 
+from algorithms import NAMES, algorithm_class
 from appo import Settings
-from config import ALGORITHMS, MAX_POLICIES, Config, algorithm_class, make_config, max_workers
+from config import MAX_POLICIES, Config, max_workers
 from envs.vector_env import EnvInfo
 from evaluate import make_arguments
 from model import make_model
@@ -195,7 +197,7 @@ def test_negative_is_refused_naming_the_bound(name: str) -> None:
         make_config(one_each | {name: FIELDS[name].type(value)})
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", NAMES)
 def test_only_times_and_what_is_infinite_by_default_may_be_infinite(algo: str) -> None:
     for field in dataclasses.fields(algorithm_class(algo).Settings):
         if field.type is float and (field.default == math.inf or field.name.endswith(("_sec", "_seconds"))):

@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from parts import make_config
 
-from config import make_config
 from envs.families import make_vector_env, probe
 from runtime.user_error import EnvironmentFailure, UserError
 

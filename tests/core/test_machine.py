@@ -3,8 +3,8 @@
 import math
 
 import pytest
+from parts import make_config
 
-from config import make_config
 from envs.families import LARGE_OBSERVATIONS, PROFILES, family_profile
 from runtime.machine import Machine, automatic
 

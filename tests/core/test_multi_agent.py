@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from counting_agents import CountingAgents
 from gymnasium import spaces
+from parts import make_config
 
-from config import make_config
 from envs import families
 from envs.families import make_vector_env
 from envs.flat_spaces import num_columns

@@ -11,13 +11,14 @@ import pytest
 import tiny_envs
 import torch
 from gymnasium.vector.utils import concatenate, create_empty_array
+from parts import make_config
 
-from appo import APPO, load
-from config import algorithm_class, make_config
+from algorithms import algorithm_class
 from envs.families import make_env, probe
 from runtime import by_name
 from runtime.policy import Policy, is_one
 from runtime.user_error import UserError
+from trainer import APPO, load
 
 CPU = torch.device("cpu")
 NAMES = [name for name, value in vars(tiny_envs).items() if isinstance(value, type) and value is not tiny_envs.Reading

@@ -1,4 +1,4 @@
-"""Tests of `impala.py` and `a3c.py` against slow references in float64, written like the papers' equations."""
+"""Tests of IMPALA and A3C against slow references in float64, written like the papers' equations."""
 
 import math
 from typing import Any, NamedTuple
@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from gymnasium import spaces
+from parts import make_config
 from torch import Tensor
 
-from a3c import NStepGradient
+from algorithms import algorithm_class
+from algorithms.a3c import NStepGradient
+from algorithms.impala import VTraceGradient
 from appo import AsyncPPO
-from config import algorithm_class, make_config
 from distributions import ActionDistribution
-from impala import VTraceGradient
 from losses import MaskedMean
 from normalizers import ReturnNormalizer
 from reducer import Reducer

@@ -11,9 +11,10 @@ import pytest
 import torch
 from gymnasium import spaces
 from one_policy import CPU, drain, make_buffers, take_one
+from parts import make_config
 from torch import Tensor
 
-from config import Config, make_config
+from config import Config
 from envs.flat_spaces import Observation
 from envs.vector_env import AgentKind, Step, VectorEnv
 from learner import Learner, join_groups

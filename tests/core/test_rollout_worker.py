@@ -7,8 +7,8 @@ import pytest
 import torch
 from counting_env import CountingEnv
 from one_policy import CPU, drain, make_buffers, num_waiting, take_one
+from parts import make_config
 
-from config import make_config
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker

@@ -9,9 +9,9 @@ import pytest
 from gymnasium import spaces
 from tiny_games import HunterAndPrey
 
-from appo import APPO, load
 from evaluate import main as evaluate
 from runtime.user_error import UserError
+from trainer import APPO, load
 
 NUMBERS, TWO = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 IN_ORDER, SWAPPED = (spaces.Dict([(name, TWO if name == "left" else NUMBERS) for name in names])

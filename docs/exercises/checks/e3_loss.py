@@ -25,7 +25,7 @@ HEADS = SimpleNamespace(returns=ReturnNormalizer(),
 def algorithm(student: ModuleType, coeff: float) -> Algorithm:
     """Make the student's algorithm with its coefficient."""
     kind = part(student, "SmoothPPO")
-    return kind(make_config({"env": "none", "algo": reference(kind), "smooth_coeff": coeff}))
+    return kind(make_config(kind.Settings, {"env": "none", "algo": reference(kind), "smooth_coeff": coeff}))
 
 
 def minibatch(end: bool) -> tuple[Tensor, Data]:
@@ -49,7 +49,10 @@ def minibatch(end: bool) -> tuple[Tensor, Data]:
 def loss_of(algo: Algorithm, logits: Tensor, data: Data) -> tuple[Any, Tensor]:
     """Return the loss and its gradient with respect to the logits."""
     logits = logits.clone().requires_grad_()
-    loss = algo.loss(HEADS, (logits, torch.zeros(T + 1, B, requires_grad=True)), data, MaskedMean(data["valid"], ALONE))
+    outputs = logits, torch.zeros(T + 1, B, requires_grad=True)
+    with torch.no_grad():
+        data = data | algo.targets(HEADS, outputs, data)
+    loss = algo.loss(HEADS, outputs, data, MaskedMean(data["valid"], ALONE))
     return loss, torch.autograd.grad(loss.total, logits)[0]
 
 
@@ -65,7 +68,8 @@ def defined(logits: Tensor, data: Data) -> Tensor:
 
 def check(student: ModuleType) -> str:
     """Return what a solution has shown. Raises `NotYet` for what is none."""
-    plain, off, on = (AsyncPPO(make_config({"env": "none"})), algorithm(student, 0.0), algorithm(student, COEFF))
+    plain = AsyncPPO(make_config(AsyncPPO.Settings, {"env": "none"}))
+    off, on = algorithm(student, 0.0), algorithm(student, COEFF)
     logits, data = minibatch(end=False)
     expect_close(loss_of(off, logits, data)[0].total, loss_of(plain, logits, data)[0].total,
                  "smooth_coeff = 0: loss", "It must be that of APPO: multiply the term by the coefficient (loss)")
@@ -89,7 +93,6 @@ def check(student: ModuleType) -> str:
                      "It flows into both policies of a pair: no detach() and no no_grad() (loss)")
     expect("smoothness" in loss.statistics, "loss.statistics has no 'smoothness'; add the term to it, so that "
            "TensorBoard shows it (loss)")
-    for name, right in (("smoothness", defined(logits, data)), ("loss", loss.total)):
-        expect_close(loss.statistics.get(name), right.detach(), f"loss.statistics['{name}']", "TensorBoard shows what "
-                     "stands there: the term itself, and the whole loss (loss)")
+    expect_close(loss.statistics["smoothness"], defined(logits, data), "loss.statistics['smoothness']",
+                 "TensorBoard shows what stands there: the term itself (loss)")
     return "neighbors are held together within an episode, not across its end, and APPO is what it was at 0."

@@ -86,7 +86,7 @@ def learn(kind: type[Algorithm]) -> float:
 def check(student: ModuleType) -> str:
     """Return what a solution has shown. Raises `NotYet` for what is none."""
     kind = part(student, "AWR")
-    algo = kind(make_config({"env": "none", "algo": reference(kind)}, SETTINGS))
+    algo = kind(make_config(kind.Settings, {"env": "none", "algo": reference(kind)}, SETTINGS))
     ends = torch.rand(T, B)
     terminated, truncated = ends < 0.15, ends > 0.85
     valid = torch.cat([torch.ones(1, B, dtype=torch.bool), ~(terminated | truncated)[:-1]])

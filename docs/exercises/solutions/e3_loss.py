@@ -28,4 +28,4 @@ class SmoothPPO(AsyncPPO):
         is_over = data["terminated"] | data["truncated"]
         change = mean(now.kl(following).masked_fill(is_over, 0.0))
         total = loss.total + self.cfg.smooth_coeff * change
-        return Loss(total, loss.statistics | {"loss": total, "smoothness": change})
+        return Loss(total, loss.statistics | {"smoothness": change})

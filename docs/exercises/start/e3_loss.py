@@ -29,4 +29,4 @@ class SmoothPPO(AsyncPPO):
         loss = super().loss(model, outputs, data, mean)
         change = mean((outputs[0][1:] - outputs[0][:-1]).square().mean(-1))
         total = loss.total + self.cfg.smooth_coeff * change
-        return Loss(total, loss.statistics | {"loss": total, "smoothness": change})
+        return Loss(total, loss.statistics | {"smoothness": change})

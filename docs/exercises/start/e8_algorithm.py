@@ -43,5 +43,4 @@ class AWR(Algorithm):
         policy_loss = -mean(policy.log_prob(data["actions"]))
         value_loss = mean((values - model.returns.normalize_targets(data["targets"])).square())
         total = policy_loss + 0.5 * value_loss
-        return Loss(total, {"loss": total, "policy_loss": policy_loss, "value_loss": value_loss,
-                            "entropy": mean(policy.entropy())})
+        return Loss(total, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": mean(policy.entropy())})

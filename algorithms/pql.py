@@ -19,28 +19,27 @@ networks, though they need the policy alone. There is no entropy term.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import Data, Loss
+from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
+from algorithms.replay_feed import ReplayFeed
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
 from encoders import NONLINEARITIES, LeafEncoders, in_float32, mlp
 from envs.flat_spaces import action_leaves, is_bounded, num_columns
 from losses import MaskedMean
 from model import ActorCritic
 from normalizers import expanded_space
-from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from reducer import FINISHED
-from replay_feed import ReplayFeed
 from runtime.inbox import SLOTS
 from runtime.user_error import UserError
 from shared_buffers import TAKEN, WITH_WORKER, SharedBuffers, Spec
-from trainer import Trainer
 
-V, P = ROLES = "v", "p"  # the learners of a policy
+V, P = "v", "p"  # the learners of a policy
 POLL_SEC = 0.001  # the learners look at each other's counts so often
 NOISE_MIN = 0.05  # deviation of the first agent's noise
 TARGET_NOISE, TARGET_NOISE_CLIP = 0.2, 0.5  # on the actions of targets
@@ -50,6 +49,7 @@ TARGET_NOISE, TARGET_NOISE_CLIP = 0.2, 0.5  # on the actions of targets
 class Settings(ReplaySettings):
     """The settings of PQL."""
 
+    roles: ClassVar[tuple[str, ...]] = (V, P)
     policy_ratio: float = option(0.5, "pql", "P-updates for each V-update", bounds=POSITIVE)
     noise_max: float = option(0.8, "pql", "deviation of the last agent's noise; actions are in [-1, 1]",
                               bounds=NOT_NEGATIVE, tune=(0.01, 2.0))
@@ -109,7 +109,7 @@ class ActorAndQ(ActorCritic):
         expanded = {name: expanded_space(space) for name, space in self.leaves.items()}
         self.q = nn.ModuleList(QNetwork(cfg, expanded, num_actions) for _ in range(2))
         self.target_policy, self.target_q = frozen_copy(self.policy), frozen_copy(self.q)
-        self.register_buffer("exploration", torch.zeros(2))  # the smallest and the largest deviation, for who acts
+        self.register_buffer("exploration", torch.tensor([NOISE_MIN, cfg.noise_max]))  # deviations, for who acts
 
     @property
     def policy(self) -> nn.ModuleList:
@@ -134,13 +134,12 @@ class ParallelQLearning(ReplayAlgorithm):
 
     Settings = Settings
     profiles = PROFILES
-    roles = ROLES
 
     @property
     def inputs(self) -> tuple[str, ...]:
         return ("actions",) if self.role == V else ()
 
-    def check_spaces(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
+    def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
         for leaf in action_leaves(action_space).values():
             if not isinstance(leaf, spaces.Box):
                 other = "apex or appo" if isinstance(action_space, spaces.Discrete) else "appo"
@@ -148,15 +147,10 @@ class ParallelQLearning(ReplayAlgorithm):
                 raise UserError(f"--algo=pql needs continuous actions, not {name}; use --algo={other}")
             if not is_bounded(leaf).all():
                 raise UserError(f"--algo=pql needs bounded actions, not {leaf}; use --algo=appo")
-
-    def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
         model = ActorAndQ(self.cfg, obs_space, action_space)
         if self.role:
             (model.policy if self.role == V else model.q).requires_grad_(False)  # the other learner's part
         return model
-
-    def carry_settings(self, model: nn.Module) -> None:
-        model.exploration.copy_(torch.tensor([NOISE_MIN, self.cfg.noise_max]))
 
     def columns(self, action_space: spaces.Space) -> dict[str, Spec]:
         return {}
@@ -214,6 +208,7 @@ class ParallelQLearning(ReplayAlgorithm):
             return Loss(loss, statistics, priorities=size + 1e-6 if self.cfg.replay_alpha else None)
 
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
+        model.exploration[1] = self.cfg.noise_max  # a population changes it
         if self.role == V:
             follow(model.target_q, model.q, self.cfg.target_tau)
             follow(model.target_policy, model.policy, self.cfg.target_tau)
@@ -289,9 +284,3 @@ class FeedOfP(PairedFeed):
         super().resume(state)
         self.replay.forget_priorities()
         self.drawn = 0
-
-
-class PQL(Trainer):
-    """The system with this algorithm, for use from Python."""
-
-    algo = "pql"

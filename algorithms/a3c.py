@@ -19,8 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from algorithm import Data
-from impala import PolicyGradient, PolicyGradientSettings
-from trainer import Trainer
+from algorithms.impala import PolicyGradient, PolicyGradientSettings
 from vtrace import gae
 
 # measured for Atari and classic control without a memory (docs/tried.md), for the others not
@@ -47,10 +46,4 @@ class NStepGradient(PolicyGradient):
     def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
         values = model.returns.denormalize(outputs[1])
         returns, advantages = gae(data["rewards"], values, data["terminated"], data["truncated"], self.cfg.gamma, 1.0)
-        return {"targets": returns, "advantages": advantages, "new_values": values[:-1]}
-
-
-class A3C(Trainer):
-    """The system with this algorithm, for use from Python."""
-
-    algo = "a3c"
+        return {"targets": returns, "advantages": advantages}

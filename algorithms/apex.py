@@ -26,14 +26,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import Data, Loss
+from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from config import POSITIVE, Config, option
 from distributions import FORBIDDEN
 from losses import MaskedMean
 from model import ActorCritic
-from q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from runtime.user_error import UserError
 from shared_buffers import Spec
-from trainer import Trainer
 
 # epsilon of the first agent; the last agent's is that to the power of 1 + EPSILON_POWER
 EPSILON_BASE, EPSILON_POWER = 0.4, 7.0
@@ -63,7 +62,7 @@ class QNetwork(ActorCritic):
     def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
         super().__init__(cfg, obs_space, action_space)
         self.target = frozen_copy(self)
-        self.register_buffer("exploration", torch.zeros(2))  # for who acts: base, power
+        self.register_buffer("exploration", torch.tensor([EPSILON_BASE, EPSILON_POWER]))  # for who acts
 
     def forward(self, normalized: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return Q-values [B * L, A] (forbidden actions: `FORBIDDEN`), values [B * L], hidden states (none)."""
@@ -79,17 +78,12 @@ class ApeX(ReplayAlgorithm):
     Settings = Settings
     profiles = PROFILES
 
-    def check_spaces(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
+    def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
         if not isinstance(action_space, spaces.Discrete):
             other = "pql or appo" if isinstance(action_space, spaces.Box) else "appo"
             name = " ".join(str(action_space).split())
             raise UserError(f"--algo=apex needs one discrete action, not {name}; use --algo={other}")
-
-    def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
         return QNetwork(self.cfg, obs_space, action_space)
-
-    def carry_settings(self, model: nn.Module) -> None:
-        model.exploration.copy_(torch.tensor([EPSILON_BASE, EPSILON_POWER]))  # a checkpoint may have had others
 
     # ---- acting --------------------------------------------------------------------------------------------------
 
@@ -145,16 +139,10 @@ class ApeX(ReplayAlgorithm):
         errors = (q - data["targets"]).abs()
         loss = mean(data["weights"] * errors.square()) / 2
         with torch.no_grad():
-            statistics = {"loss": loss, "td_error": mean(errors), "q": mean(q), "q_max": q.max(),
+            statistics = {"td_error": mean(errors), "q": mean(q), "q_max": q.max(),
                           "n_step_bias": mean(data["n_step_bias"]), "epsilon_max": model.exploration[0]}
             return Loss(loss, statistics, priorities=errors.detach() + 1e-6)
 
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
         if sgd_steps % self.cfg.target_every_sgd_steps == 0:
             follow(model.target, model, 1.0)
-
-
-class APEX(Trainer):
-    """The system with this algorithm, for use from Python."""
-
-    algo = "apex"

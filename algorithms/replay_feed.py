@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from algorithm import Data
+from algorithms.replay import Drawn, Replay, n_step
 from config import Config
 from feed import Feed, scale_rewards
-from replay import Drawn, Replay, n_step
 from runtime.inbox import SLOTS
 from runtime.seeding import REPLAY, derive_seed
+from runtime.user_error import UserError
 from shared_buffers import SharedBuffers, Spec, allocate
 
 # what is stored depends on these settings
@@ -161,9 +162,13 @@ class ReplayFeed(Feed):
             yield {"replay": state} if self.algorithm.cfg.save_replay else {}
 
     def resume(self, state: dict[str, Any]) -> None:
-        saved = state.get("replay")
-        if saved is None or not self.algorithm.cfg.save_replay:
+        saved, cfg = state.get("replay"), self.algorithm.cfg
+        if saved is None or not cfg.save_replay:
             return
+        for name, value in saved["settings"].items():
+            if value != getattr(cfg, name) and not (name == "gamma" and cfg.pbt_optimize_gamma):
+                raise UserError(f"the replay in the checkpoint was made with --{name}={value}; resume with that, or "
+                                "with --save_replay=False")
         self.replay.load_state_dict(saved)
         self.inserted, self.drawn = saved["inserted"], saved["drawn"]
 

@@ -22,12 +22,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from algorithm import Algorithm, Data, Loss
 from config import NOT_NEGATIVE, POSITIVE, Config, option
-from losses import MaskedMean, decayed, describe
-from trainer import Trainer
+from losses import MaskedMean, decayed, describe, moments_of
 from vtrace import vtrace
 
 
@@ -80,24 +78,23 @@ class PolicyGradient(Algorithm):
                                    capturable=is_on_gpu)
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
-        cfg, (parameters, values), returns = self.cfg, (outputs[0][:-1], outputs[1][:-1]), model.returns
-        policy = model.distribution(parameters)
-        with torch.no_grad():
-            numbers = mean.masked(torch.stack([data["advantages"], data["targets"], data["new_values"],
-                                               data["targets"] - data["new_values"]]))
-            advantages = numbers[0] / returns.deviation if returns.running else numbers[0]
-            targets = returns.normalize_targets(numbers[1])
-            kl = model.distribution(data["action_parameters"]).kl(policy)
-        objective = policy.log_prob(data["actions"]) * advantages
-        value_loss, entropy = F.mse_loss(values, targets, reduction="none"), policy.entropy()
+        cfg, policy, values, returns = self.cfg, model.distribution(outputs[0][:-1]), outputs[1][:-1], model.returns
+        advantages, targets = mean.masked(data["advantages"]), mean.masked(data["targets"])  # without nan
+        moments = moments_of(mean, advantages, targets, returns.denormalize(values.detach()))
+        if returns.running:
+            advantages = advantages / returns.deviation
+        targets = returns.normalize_targets(targets)
+
+        policy_loss = -mean(policy.log_prob(data["actions"]) * advantages)
+        value_loss = mean((values - targets).square())
+        entropy = mean(policy.entropy())
         exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
-        gain = torch.sub(objective, value_loss, alpha=cfg.value_loss_coeff)
-        gain = torch.add(gain, entropy, alpha=exploration_coeff) if exploration_coeff else gain
-        means = mean(torch.stack([gain, objective.detach(), value_loss.detach(), entropy.detach(), kl,
-                                  returns.is_clamped(targets)]))
-        total, policy_loss, *others = -means[0], -means[1].detach(), *means[2:].detach()
-        return Loss(total, {"loss": total, "policy_loss": policy_loss} | describe(mean.moments(numbers))
-                    | dict(zip(("value_loss", "entropy", "kl", "targets_clamped"), others, strict=True)))
+        total = policy_loss + cfg.value_loss_coeff * value_loss - exploration_coeff * entropy
+
+        with torch.no_grad():
+            kl = mean(model.distribution(data["action_parameters"]).kl(policy))
+        return Loss(total, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl": kl,
+                            "targets_clamped": mean(returns.is_clamped(targets)), **describe(moments)})
 
 
 class VTraceGradient(PolicyGradient):
@@ -113,11 +110,4 @@ class VTraceGradient(PolicyGradient):
         values = model.returns.denormalize(values)
         targets, advantages = vtrace(log_ratios, data["rewards"], values, data["terminated"], data["truncated"],
                                      cfg.gamma, 1.0, cfg.vtrace_rho, cfg.vtrace_c)
-        return {"targets": targets, "advantages": log_ratios.exp().clamp(max=cfg.vtrace_rho) * advantages,
-                "new_values": values[:-1]}
-
-
-class IMPALA(Trainer):
-    """The system with this algorithm, for use from Python."""
-
-    algo = "impala"
+        return {"targets": targets, "advantages": log_ratios.exp().clamp(max=cfg.vtrace_rho) * advantages}

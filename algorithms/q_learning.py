@@ -13,11 +13,10 @@ from gymnasium import spaces
 from torch import nn
 
 from algorithm import Algorithm, Data
+from algorithms.replay_feed import ReplayFeed
 from config import FRACTION, POSITIVE, Config, option
-from replay import layout
-from replay_feed import ReplayFeed, stacked_names
 from runtime.user_error import UserError
-from shared_buffers import SharedBuffers, Spec, num_bytes
+from shared_buffers import SharedBuffers, Spec
 
 # settings that a replay makes no use of, and what they must be
 UNUSED = {"num_epochs": 1, "num_learners": 1, "async_rl": True, "use_rnn": False, "model": "", "recurrence": 0,
@@ -70,14 +69,13 @@ class ReplayAlgorithm(Algorithm):
     COLUMNS = ("actions",)  # of a trajectory, which the replay keeps beside the observations
 
     def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
-        self.check_spaces(obs_space, action_space)
         model = self.make_network(obs_space, action_space)
         if model.state_size:
             raise UserError(f"--algo={self.cfg.algo} learns from single transitions; leave out --core, a memory")
         return model
 
     def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
-        """Make the networks, `model.ActorCritic` or a subclass."""
+        """Make the networks, `model.ActorCritic` or a subclass. Raises `UserError` for spaces that do not fit."""
         raise NotImplementedError
 
     def make_feed(self, buffers: SharedBuffers, policy: int, learner: int, *, pinned: bool,
@@ -97,20 +95,6 @@ class ReplayAlgorithm(Algorithm):
                 if name.startswith("obs/") or name in self.COLUMNS}
         return kept | {"rewards": Spec((), torch.float32), "discounts": Spec((), torch.float32),
                        "steps": Spec((), torch.int64), "policy_lag": Spec((), torch.int64)}
-
-    def check_resumed(self, state: Mapping[str, Any]) -> None:
-        for name, value in state["replay"]["settings"].items() if self.cfg.save_replay and "replay" in state else ():
-            may_change = name == "gamma" and self.cfg.pbt_optimize_gamma
-            if value != getattr(self.cfg, name) and not may_change:
-                raise UserError(f"the replay in the checkpoint was made with --{name}={value}; resume with that, or "
-                                "with --save_replay=False")
-
-    def bytes_of_feed(self, specs: Mapping[str, Spec]) -> int:
-        cfg, total = self.cfg, 0
-        for role in self.roles or ("",):
-            rows = type(self)(cfg, role).row_specs(specs)
-            total += num_bytes(layout(rows, cfg.rollout, cfg.replay_size, stacked_names(cfg, rows)), 1)
-        return total
 
 
 def following(data: Data) -> Data:

@@ -128,21 +128,19 @@ def squashed_entropy_oracle(mean: float, std: float) -> float:
     return float(-(log_density * weights).sum() / weights.sum())
 
 
-@pytest.mark.parametrize("mean", [0.0, -0.3, 2.0, -8.0, 30.0])
-@pytest.mark.parametrize("std", [0.001, 0.1, 0.5, 0.69, 0.71, 1.0, 2.0, 7.0, math.exp(3.0), math.exp(5.0)])
-def test_squashed_entropy_is_that_of_a_fine_integral(mean: float, std: float) -> None:
-    """The value and both gradients, which reach the weights whatever the branch."""
-    parameters = torch.tensor([mean, math.log(std)], dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 0.1), (-0.3, 1.0), (2.0, 0.7), (-8.0, 7.0), (30.0, 2.0)])
+def test_the_squashed_entropy_and_its_gradient_are_on_average_those_of_a_fine_integral(mean: float, std: float) -> None:
+    count = 400_000
+    torch.manual_seed(0)
+    parameters = torch.tensor([mean, math.log(std)], dtype=torch.float64).repeat(count, 1).requires_grad_()
     entropy = SquashedGaussian(parameters).entropy()
-    expected = squashed_entropy_oracle(mean, std)
-    assert entropy.item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
-    assert SquashedGaussian(parameters.detach().float()).entropy().item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    if std < math.exp(5.0):  # there the log std is held
-        entropy.backward()
-        by_mean = (squashed_entropy_oracle(mean + 1e-4, std) - squashed_entropy_oracle(mean - 1e-4, std)) / 2e-4
-        by_log_std = (squashed_entropy_oracle(mean, std * math.exp(1e-4))
-                      - squashed_entropy_oracle(mean, std * math.exp(-1e-4))) / 2e-4
-        assert parameters.grad.tolist() == pytest.approx([by_mean, by_log_std], rel=1e-4, abs=1e-4)
+    (gradient,) = torch.autograd.grad(entropy.sum(), parameters)
+    by_mean = (squashed_entropy_oracle(mean + 1e-4, std) - squashed_entropy_oracle(mean - 1e-4, std)) / 2e-4
+    by_log_std = (squashed_entropy_oracle(mean, std * math.exp(1e-4))
+                  - squashed_entropy_oracle(mean, std * math.exp(-1e-4))) / 2e-4
+    for drawn, expected in ((entropy, squashed_entropy_oracle(mean, std)), (gradient[:, 0], by_mean),
+                            (gradient[:, 1], by_log_std)):
+        assert drawn.mean().item() == pytest.approx(expected, abs=5 * drawn.std().item() / math.sqrt(count) + 1e-5)
 
 
 def test_the_squashed_density_is_that_of_what_the_environment_gets() -> None:
@@ -254,7 +252,11 @@ def test_forbidden_options_are_as_good_as_absent(squash: bool, dtype: torch.dtyp
     for column, options in OPTIONS.items():
         renamed[..., column] = torch.tensor(options, dtype=dtype)[actions[..., column].long()]
     torch.testing.assert_close(ours.log_prob(renamed), theirs.log_prob(actions))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    entropies = []
+    for one in (ours, theirs):
+        torch.manual_seed(0)  # a squashed Gaussian draws
+        entropies.append(one.entropy())
+    torch.testing.assert_close(*entropies)
     torch.testing.assert_close(ours.kl(other), theirs.kl(other_theirs))
     torch.testing.assert_close(other.kl(ours), other_theirs.kl(theirs))
     for part, reduced_part in zip(ours.parts, theirs.parts, strict=True):

@@ -29,12 +29,10 @@ from torch import Tensor, nn
 
 from config import Config
 from envs.flat_spaces import num_action_parameters
-from feed import Feed, Fifo
+from feed import Data, Feed, Fifo
 from losses import MaskedMean
 from model import make_model
 from shared_buffers import SharedBuffers, Spec
-
-Data = dict[str, Tensor]
 
 
 class Loss(NamedTuple):
@@ -113,6 +111,11 @@ class Algorithm:
         cfg = self.cfg
         betas = cfg.adam_beta1, cfg.adam_beta2
         return torch.optim.Adam(parameters, cfg.learning_rate, betas, cfg.adam_eps, fused=True)
+
+    # update(model, data, descend) -> {name: scalar}: a whole SGD step on a minibatch [T(+1), B, ...], of an algorithm
+    # with several losses, instead of evaluate, targets, loss and after_sgd_step. descend(loss, parameters) takes a step
+    # of these parameters alone.
+    update: Callable[..., Data] | None = None
 
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
         """Do what follows each SGD step: move a target network, tell those who act of settings (population)."""

@@ -11,13 +11,13 @@ statistic. Read next: `feed.py`.
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms import algorithm_class
 from config import Config
@@ -28,6 +28,7 @@ from reducer import make_reducer
 from runtime.checkpoint import load_checkpoint, load_newest
 from runtime.inbox import COPY, FINISH, LOAD, SAVE, STOP
 from runtime.machine import body_dtype, prepare
+from runtime.ranks import this_rank
 from runtime.seeding import SHUFFLE, derive_seed
 from runtime.training_state import TrainingState
 from runtime.user_error import UserError
@@ -74,6 +75,8 @@ class Learner:
         self.num_threads = 1 if cfg.serial_mode or cfg.torch_compile or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
         self.algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
+        if self.algorithm.update is not None and this_rank().world_size > 1:
+            raise UserError(f"--algo={cfg.algo} takes its SGD steps itself, and cannot be used with several ranks")
         self.model = self.algorithm.make_model(obs_space, action_space).to(device)
         self.model.arithmetic = body_dtype(cfg, device, obs_space)
         self.reducer = make_reducer(buffers.policies[policy].shared_training, learner, buffers.store_prefix,
@@ -203,15 +206,33 @@ class Learner:
 
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
-        optimizer = self.state.optimizer
-        self.model.zero_grad(set_to_none=True)
-        stats = self.backward(data)
-        for group in optimizer.param_groups:
+        for group in self.state.optimizer.param_groups:
             group["lr"] = self.state.learning_rate
-        stats["grad_norm"] = self.reducer.step(self.model, optimizer, self.cfg.max_grad_norm or float("inf"))
+        if self.algorithm.update is not None:
+            norms: list[Tensor] = []
+            stats = self.algorithm.update(self.model, {name: tensor.transpose(0, 1) for name, tensor in data.items()},
+                                          lambda loss, parameters: norms.append(self.descend(loss, parameters)))
+            stats = {name: value.detach() for name, value in stats.items()} | {"grad_norm": torch.stack(norms).norm()}
+        else:
+            self.model.zero_grad(set_to_none=True)
+            stats = self.backward(data)
+            stats["grad_norm"] = self.clip_and_step()
         self.state.sgd_steps = self.reducer.add_sgd_step(self.state.sgd_steps)
         self.algorithm.after_sgd_step(self.model, self.state.sgd_steps)
         return stats
+
+    def descend(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """Take a step of these parameters alone that lowers a loss; return the norm of its gradient."""
+        parameters = list(parameters)
+        self.model.zero_grad(set_to_none=True)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return self.clip_and_step()
+
+    def clip_and_step(self) -> Tensor:
+        """Take a step along the gradients there are, at most as long as they allow; return their norm."""
+        return self.reducer.step(self.model, self.state.optimizer, self.cfg.max_grad_norm or math.inf)
 
     def backward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the gradient of the loss of a minibatch to the weights' `.grad`, return statistics.

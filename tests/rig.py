@@ -132,6 +132,18 @@ class PolicyGradient(Algorithm):
         return Loss(total, {})
 
 
+class ByUpdate(PolicyGradient):
+    """The same, in SGD steps of its own."""
+
+    def update(self, model: ActorCritic, data: dict[str, Tensor], descend: Callable[..., None]) -> dict[str, Tensor]:
+        starts, obs = data["new_episode"], {"obs": data["obs/obs"].flatten(0, 1)}
+        parameters, _ = self.evaluate(model, obs, torch.zeros(starts.numel(), 0), starts.reshape(-1, 1))
+        policy = model.distribution(parameters.unflatten(0, starts.shape)[:-1])
+        loss = -(policy.log_prob(data["actions"]) * data["rewards"])[data["valid"]].mean()
+        descend(loss, model.parameters())
+        return {"loss": loss}
+
+
 class LeavesOut(AsyncPPO):
     """Forgets a column that it has declared."""
 

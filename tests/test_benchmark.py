@@ -82,19 +82,6 @@ def test_two_checkouts_are_compared_in_turns_by_the_median_of_their_pairs(
     assert last == ("median of 3: 60 -> 90 env_steps/s, 7.0 -> 7.0 CPU us a step, ratio 0.900 (0.500 to 2.000)")
 
 
-def test_scaling_changes_cores_and_workers_one_at_a_time_and_draws(tmp_path: Path,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(benchmark.psutil.Process, "cpu_affinity", lambda process: [4, 5, 7])
-    monkeypatch.setattr(benchmark, "measure", lambda flags, seconds, cores=(): seen.append((flags[1:], cores)) or Speed(
-        100.0, 400.0, {"together": 7.0}, 0.0, 0.0))
-    picture = tmp_path / "scaling.png"
-    assert benchmark.main(["scaling", "--env=a", f"--output={picture}"]) == 0
-    assert seen == [*(([], cores) for cores in ([4], [4, 5], [4, 5, 7])),
-                    *(([f"--num_workers={number}"], ()) for number in (1, 2, 4, 6))]
-    assert picture.stat().st_size > 1000
-
-
 def test_what_a_run_refuses_is_one_line(capsys: pytest.CaptureFixture) -> None:
     assert benchmark.main(["throughput", "--env=CartPole-v1", "--num_wokers=2"]) == 2
     assert capsys.readouterr().err.startswith("benchmark.py: train.py: unknown argument --num_wokers")

@@ -99,19 +99,6 @@ def test_runs_that_were_named_apart_are_drawn_apart(tmp_path: Path, monkeypatch:
     assert legend_of(figure) == [text.format(tmp_path) for text in legend]
 
 
-@pytest.mark.parametrize(("sec", "steps", "labels", "last"), [
-    (59.9, 5_000, ["seconds", "thousand env_steps"], [179.7, 15]), (60, 300, ["minutes", "env_steps"], [3, 900]),
-    (3600, 400_000, ["hours", "million env_steps"], [3, 1.2])])
-def test_the_units_are_those_that_a_reader_would_choose(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sec: float, steps: int, labels: list[str],
-        last: list[float]) -> None:
-    run = make_run(tmp_path / "run", 5, sec=sec, steps=steps, eval_return=1.0)
-    panels = draw(monkeypatch, run, tmp_path / "curve.png").axes
-    assert [panel.get_xlabel() for panel in panels] == labels
-    for panel, end in zip(panels, last, strict=True):
-        assert [line.get_xdata()[-1] for line in panel.lines] == pytest.approx([end, end])
-
-
 def test_the_objective_and_all_that_has_changed_in_a_population_are_drawn(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = write_lines(tmp_path / "run" / "population.jsonl", EVENTS)

@@ -753,6 +753,15 @@ def test_a_loss_may_ignore_what_the_network_says() -> None:
     assert not torch.equal(before["policy_head.weight"], after["policy_head.weight"])
 
 
+def test_an_update_of_its_own_takes_the_steps_that_its_loss_would_take() -> None:
+    rigs = [Rig(algo=f"rig:{name}", num_epochs=2, num_batches_per_epoch=2) for name in ("PolicyGradient", "ByUpdate")]
+    for rig in rigs:
+        rig.learner.train(rig.batch())
+    torch.testing.assert_close(*(dict(rig.learner.model.named_parameters()) for rig in rigs))
+    for name in ("loss", "grad_norm", "sgd_steps"):
+        assert rigs[0].trained()[name] == pytest.approx(rigs[1].trained()[name], rel=1e-4)
+
+
 def test_a_column_that_is_missing_is_not_learned_from_as_zeros() -> None:
     rig = Rig(algo="rig:LeavesOut")
     with pytest.raises(ValueError, match=r"act\(\) must return action_parameters, actions, log_probs, values, not"):

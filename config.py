@@ -54,14 +54,9 @@ def option(default: Any, group: str, help_text: str, choices: Sequence[str] | No
     return dataclasses.field(default=default, metadata=metadata)
 
 
-MAX_WORKERS = 100  # a child process can be handed about 250 file descriptors, and each worker's inbox takes two
-MAX_POLICIES = 20  # whose inboxes and weights take eight each
-
-
-def max_workers(num_policies: int, num_learners: int = 1) -> int:
-    """Return how many rollout workers there can be beside so many policies with so many learners each."""
-    of_each_policy = 4 + (2 * num_learners - 1 if num_learners > 1 else 0)  # pairs of them
-    return MAX_WORKERS - of_each_policy * num_policies + 4
+# A process can be handed 250 file descriptors; 60 are tables and trajectories. A learner and a policy worker get one of
+# each rollout worker, a rollout worker three of each policy.
+MAX_DESCRIPTORS = 190
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class Config:
                                "with one policy worker and one thread, for debugging")
 
     # ---- sampler ---------------------------------------------------------------------------------------------
-    num_workers: int = option(lambda: min(cpu_cores(), MAX_WORKERS), "sampler",
+    num_workers: int = option(cpu_cores, "sampler",
                               "rollout worker processes, one for each core", bounds=POSITIVE)
     num_envs_per_worker: int = option(16, "sampler", "environments of each rollout worker, all splits together",
                                       bounds=POSITIVE)
@@ -359,15 +354,9 @@ def _validate_hogwild(c: Config) -> None:
 
 def _validate_population(c: Config) -> None:
     """Refuse impossible populations."""
-    if c.num_policies > MAX_POLICIES:
-        raise UserError(f"--num_policies={c.num_policies} is too many: their inboxes need more file descriptors than a "
-                        f"process can be handed; use at most {MAX_POLICIES}")
-    most = max_workers(c.num_policies, len(c.learners))
-    if c.num_workers > most:
-        beside = "".join(f" beside --{name}={getattr(c, name)}" for name in ("num_policies", "num_learners")
-                         if getattr(c, name) > 1)
-        raise UserError(f"--num_workers={c.num_workers} is too many{beside}; "
-                        + (f"use {most} and more --num_envs_per_worker" if most > 0 else "lower these"))
+    if c.num_workers + 3 * c.num_policies > MAX_DESCRIPTORS and not c.serial_mode:
+        raise UserError(f"--num_workers={c.num_workers} + 3 x --num_policies={c.num_policies} is more than the "
+                        f"{MAX_DESCRIPTORS} inboxes that a process can be handed; use more --num_envs_per_worker")
     if c.with_pbt and c.num_policies < 2:
         raise UserError("--with_pbt needs a population; set --num_policies to 2 or more")
     if c.pbt_perturb_min > c.pbt_perturb_max:

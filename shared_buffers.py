@@ -62,7 +62,6 @@ SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE, SAVE_DONOR = range(4)
 SHM = Path("/dev/shm")  # where Linux keeps shared memory; in containers it often has 64 MB
 IDLE = -1  # the policy of an agent that awaits no action
 WITH_WORKER, HANDED_IN, TAKEN = range(3)  # where a slot is: the learner has not looked at it yet; is done with it later
-MAX_SLOTS_PER_WORKER = 2000
 MAX_COMMANDS = 100  # of the supervisor, at once
 
 
@@ -111,25 +110,70 @@ def num_bytes(specs: dict[str, Spec], count: int) -> int:
     return sum(count * int(np.prod(spec.shape)) * spec.dtype.itemsize for spec in specs.values())
 
 
-def check_shared_memory(needed: int) -> None:
-    """Raise `UserError` when trajectories of so many bytes do not fit into shared memory."""
-    free = shutil.disk_usage(SHM).free if SHM.is_dir() else needed
-    if needed > free:
+def allocate(specs: dict[str, Spec], count: int, *, shared: bool) -> dict[str, Tensor]:
+    """Allocate [count, *shape] tensors of zeros for a table of specs, in shared memory if asked.
+
+    Raises `UserError` when they do not fit there.
+    """
+    needed = num_bytes(specs, count)
+    if shared and SHM.is_dir() and needed > (free := shutil.disk_usage(SHM).free):
         raise UserError(f"the trajectories take {needed:,} bytes of shared memory, {SHM} has {free:,}; enlarge it "
                         "(docker run --shm-size=2g), or lower --num_envs_per_worker, --num_workers or --rollout")
-
-
-def allocate(specs: dict[str, Spec], count: int, *, shared: bool) -> dict[str, Tensor]:
-    """Allocate [count, *shape] tensors of zeros for a table of specs, in shared memory if asked."""
-    if shared:
-        check_shared_memory(num_bytes(specs, count))
     tensors = {name: torch.zeros(count, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
     return {name: tensor.share_memory_() if shared else tensor for name, tensor in tensors.items()}
 
 
-def shared(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Allocate zeros in shared memory."""
-    return torch.zeros(shape, dtype=dtype).share_memory_()
+class Arena:
+    """One shared tensor of bytes in which many tables lie, each with its own shape and dtype.
+
+    Each shared tensor takes a file descriptor in every process, so this one is pickled, and the tables are views of it.
+    """
+
+    def __init__(self, tables: dict[str, Spec]) -> None:
+        """Allocate zeros; tables of larger words come first, so that each begins at a whole one."""
+        self.tables = tables
+        self.bytes = torch.zeros(num_bytes(tables, 1), dtype=torch.uint8).share_memory_()
+
+    def views(self) -> dict[str, Tensor]:
+        """Return the tables."""
+        parts = self.bytes.split([num_bytes({name: table}, 1) for name, table in self.tables.items()])
+        return {name: part.view(table.dtype).view(table.shape)
+                for (name, table), part in zip(self.tables.items(), parts, strict=True)}
+
+
+def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int) -> dict[str, Spec]:
+    """List what is shared beside trajectories and weights. num_agents: of an environment; num_slots: of all kinds."""
+    agents, splits = (cfg.num_splits, cfg.envs_per_split * num_agents), (cfg.num_splits,)
+    workers, policies = cfg.num_workers, cfg.num_policies
+    return {
+        # of each agent
+        "awaited_policy": Spec(agents, torch.int64),  # the policy that must act for it; IDLE: none
+        "agent_snapshot": Spec(agents, torch.int64),  # the snapshot that it plays, or CURRENT
+        "agent_slot": Spec(agents, torch.int64),  # its trajectory
+        "agent_t": Spec(agents, torch.int64),  # its row there
+        "agent_version": Spec(agents, torch.int64),  # that of the weights that gave it its hidden state
+        "agent_return": Spec(agents, torch.float64),  # that of its episode so far
+        "asked": Spec(splits, torch.int64),  # requests
+        "answered": Spec((policies, *splits), torch.int64),  # how many each policy has answered
+        "pulses": Spec((num_components(cfg, policies) + 1, 3), torch.int64),  # the table of `runtime/pulse.py`
+        "replacements": Spec((workers,), torch.int64),  # how often each rollout worker was replaced
+        "learners_replaced": Spec((policies,), torch.int64),
+        # sampled by each rollout worker; in the last row what was sampled elsewhere: before a resume, by other ranks
+        "env_steps": Spec((workers + 1,), torch.int64),
+        "policy_steps": Spec((workers + 1, policies), torch.int64),  # decisions of the agents of each policy
+        "goal": Spec((1,), torch.int64),  # env_steps after which no more actions are asked for
+        # of each policy
+        "decisions_trained": Spec((policies,), torch.int64),  # for a learner that takes the place of another
+        "best_score": Spec((policies,), torch.float64),  # of best.pt; -inf: there is none
+        "best_sort": Spec((policies,), torch.float64),  # its sort, `checkpoint.sort_of_score`
+        "last_update": Spec((policies,), torch.float64),  # decisions at the last update of the population
+        "settings": Spec((policies, len(tunable(cfg))), torch.float64),  # that may change, in the order of `tunable`
+        "shaping": Spec((policies, num_shapings), torch.float64),
+        "slot_place": Spec((num_slots,), torch.int8),  # WITH_WORKER, HANDED_IN or TAKEN
+        # set once: learners leave their datasets after at most one more SGD step, the evaluator its episodes
+        "stopping": Spec((), torch.bool),
+        "training_over": Spec((), torch.bool),  # set once: no learner of any rank begins another dataset
+    }
 
 
 class PolicyBuffers:
@@ -148,10 +192,22 @@ class PolicyBuffers:
         self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in cfg.learners]  # the first one obeys most
         self.passed_on = [Inbox(pipes, num_slots) for _ in cfg.roles[1:]]  # from role to role
 
+    def seen_by(self, role: str) -> "PolicyBuffers":
+        """Return what a process uses of this policy."""
+        used = {"rollout_worker": ("weights", "requests", "trajectories_done"), "evaluator": ("weights",),
+                "policy_worker": ("weights", "requests"),
+                "learner": ("weights", "shared_training", "trajectories_done", "commands", "passed_on")}[role]
+        seen = copy.copy(self)
+        for name in vars(self).keys() - {"kind", "first_slot", *used}:
+            setattr(seen, name, None)
+        if role == "rollout_worker":
+            seen.weights = self.weights.without_tensors()
+            seen.requests, seen.trajectories_done = self.requests.to_write(), self.trajectories_done.to_write()
+        return seen
+
 
 class SharedBuffers:
-    """All that the components share. Made by the supervisor, handed to every process at its start.
-"""
+    """All that the components share. Made by the supervisor, handed to every process at its start."""
 
     def __init__(self, cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: list[nn.Module],
                  devices: list[torch.device], context: Any) -> None:
@@ -162,7 +218,7 @@ class SharedBuffers:
             models, devices: of each policy.
             context: a multiprocessing context, or None when everything runs in one process.
         """
-        self.info = info
+        self.info, self.kind_of_policy = info, kind_of_policy
         self.store_prefix = ""  # where several ranks find each other (`runtime/ranks.py`); the supervisor sets it
         self.start = 0  # how often the run was started before (`runtime/seeding.py`); the supervisor sets it
         self.slots_per_worker = cfg.num_envs_per_worker * len(info.agents)  # of each policy: all agents may play it
@@ -186,50 +242,20 @@ class SharedBuffers:
         answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
         self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
         self.evaluations = Inbox(pipes, MAX_COMMANDS)
-        # one tensor, since each takes a file descriptor in every process: policy, snapshot, slot, t, version, return
-        self._agents = shared(6, cfg.num_splits, cfg.envs_per_split * len(info.agents))
+        self.shaping_names = list(flatten_shaping(info.shaping)) if cfg.with_pbt and info.shaping is not None else []
+        self.arena = Arena(small_tables(cfg, len(info.agents), sum(counts), len(self.shaping_names)))
+        vars(self).update(self.arena.views())
         self.awaited_policy.fill_(IDLE)
         self.agent_snapshot.fill_(CURRENT)
-        self.pulses = shared(num_components(cfg, cfg.num_policies) + 1, 3)  # the table of `runtime/pulse.py`
-        # how often each split has asked; then how often each policy has answered it
-        self._requests = shared(1 + cfg.num_policies, cfg.num_splits)
-        self.slot_place = shared(sum(counts), dtype=torch.int8)
-        self.replacements = shared(cfg.num_workers)  # how often each rollout worker was replaced
-        self.learners_replaced = shared(cfg.num_policies)  # and each learner
-        # sampled by each rollout worker; in the last row what was sampled elsewhere: before a resume, by other ranks
-        self.env_steps = shared(cfg.num_workers + 1)
-        self.policy_steps = shared(cfg.num_workers + 1, cfg.num_policies)  # decisions of the agents of each policy
-        self.decisions_trained = shared(cfg.num_policies)  # for a learner that takes the place of another
-        self.goal = torch.tensor([2**63 - 1]).share_memory_()  # env_steps after which no more actions are asked for
-        # set once: learners leave their datasets after at most one more SGD step, the evaluator its episodes
-        self.stopping = shared(dtype=torch.bool)
-        self.training_over = shared(dtype=torch.bool)  # set once: no learner of any rank begins another dataset
-        # of each policy: the score of best.pt, its sort, its decisions at its last update by population-based training
-        self._of_policies = shared(3, cfg.num_policies, dtype=torch.float64)
+        self.goal.fill_(2**63 - 1)
         self.best_score.fill_(-math.inf)
-        # the settings of each policy that may change, in the order of `tunable`
-        self.settings = torch.tensor([[*tunable(cfg).values()]] * cfg.num_policies, dtype=torch.float64).share_memory_()
-        offered = cfg.with_pbt and info.shaping is not None
-        self.shaping_names = list(flatten_shaping(info.shaping)) if offered else []
-        self.shaping = shared(cfg.num_policies, len(self.shaping_names), dtype=torch.float64)
+        self.settings[:] = torch.tensor([*tunable(cfg).values()], dtype=torch.float64)
 
-    # of each agent, [splits, M] int64, the return float64
-    awaited_policy = property(lambda self: self._agents[0], doc="The policy that must act for it; IDLE: none.")
-    agent_snapshot = property(lambda self: self._agents[1], doc="The snapshot that it plays, or CURRENT.")
-    agent_slot = property(lambda self: self._agents[2], doc="Its trajectory.")
-    agent_t = property(lambda self: self._agents[3], doc="Its row there.")
-    agent_version = property(lambda self: self._agents[4], doc="That of the weights that gave it its hidden state.")
-    agent_return = property(lambda self: self._agents[5].view(torch.float64), doc="That of its episode so far.")
-    asked = property(lambda self: self._requests[0], doc="Requests of each split, [splits] int64.")
-    answered = property(lambda self: self._requests[1:], doc="How many each policy has answered, [P, splits] int64.")
-    # of each policy, [P] float64
-    best_score = property(lambda self: self._of_policies[0], doc="The score of best.pt; -inf: there is none.")
-    best_sort = property(lambda self: self._of_policies[1], doc="Its sort, `checkpoint.sort_of_score`.")
-    last_update = property(lambda self: self._of_policies[2], doc="Decisions at the last update of the population.")
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self.arena.tables}
 
-    @property
-    def kind_of_policy(self) -> list[int]:
-        return [policy.kind for policy in self.policies]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | state["arena"].views())
 
     def spaces_of(self, policy: int) -> tuple[dict[str, spaces.Space], spaces.Space]:
         """Return the observation leaves and the action space of a policy."""
@@ -259,31 +285,21 @@ class SharedBuffers:
         """Tell which rollout worker steps a split."""
         return split // (len(self.agent_slot) // len(self.worker_inboxes))
 
-    def without_weights(self) -> "SharedBuffers":
-        """Return the same buffers for a rollout worker, which must not open the GPU that holds the weights.
+    def seen_by(self, role: str, number: int) -> "SharedBuffers":
+        """Return the same buffers with nothing but what a process uses: it can be handed few file descriptors.
 
-        It still counts the snapshots.
+        number: of the rollout worker, or of the policy. A rollout worker, which must not open the GPU that holds the
+        weights, still counts the snapshots.
         """
-        sampler = copy.copy(self)
-        sampler.policies = [copy.copy(policy) for policy in self.policies]
-        for policy in sampler.policies:
-            policy.weights, policy.shared_training = policy.weights.without_tensors(), None
-        return sampler
+        seen = copy.copy(self)
+        seen.policies = [policy.seen_by(role) if index == number or role in ("rollout_worker", "evaluator") else None
+                         for index, policy in enumerate(self.policies)]
+        answers, own = role in ("learner", "policy_worker"), number if role == "rollout_worker" else None
+        seen.worker_inboxes = [inbox.to_write() if answers else inbox if worker == own else None
+                               for worker, inbox in enumerate(self.worker_inboxes)]
+        return seen
 
 
 def num_components(cfg: Config, num_policies: int) -> int:
     """Count rollout workers, and learners and policy workers of so many policies."""
     return cfg.num_workers + num_policies * (len(cfg.learners) + cfg.policy_workers_per_policy)
-
-
-def check_num_slots(cfg: Config, num_agents: int) -> None:
-    """Raise `UserError` when a rollout worker would own too many slots."""
-    most = MAX_SLOTS_PER_WORKER // (cfg.num_policies * num_agents)
-    most -= most % cfg.worker_num_splits
-    if cfg.num_envs_per_worker > most:
-        cure = f"use at most {most} and more --num_workers" if most else "use fewer --num_policies"
-        raise UserError(f"--num_envs_per_worker={cfg.num_envs_per_worker}, each with {num_agents} agents of "
-                        f"{cfg.num_policies} policies, is too many for one process; {cure}")
-    if cfg.num_workers * cfg.num_envs_per_worker * num_agents > Inbox.MAX_RECORDS:
-        raise UserError(f"--num_workers={cfg.num_workers} x --num_envs_per_worker={cfg.num_envs_per_worker} give more "
-                        f"trajectories than the {Inbox.MAX_RECORDS:,} that fit into an inbox; lower one of them")

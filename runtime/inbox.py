@@ -1,5 +1,6 @@
 """Messages and the inboxes through which they come. Who sends what to whom is told in `shared_buffers.py`."""
 
+import copy
 import fcntl
 import os
 import select
@@ -24,7 +25,6 @@ class Inbox:
     RECORD = struct.Struct("ii")
     PER_READ = select.PIPE_BUF // RECORD.size  # records of one read
     AT_ONCE = 64  # records of one write; the kernel begins a new page where one does not fit: small ones waste little
-    MAX_RECORDS = 100_000  # what fits into the largest pipe that a user may have, 1 MiB
 
     def __init__(self, context: Any, num_records: int) -> None:
         """Make it so large that no writer waits while at most num_records are there."""
@@ -37,6 +37,12 @@ class Inbox:
             raise UserError(f"the system allows no pipe of {size:,} bytes (/proc/sys/fs/pipe-max-size, and "
                             "pipe-user-pages-soft for all of a user); lower --num_envs_per_worker, or end other runs"
                             ) from error
+
+    def to_write(self) -> "Inbox":
+        """Return the same inbox for a process that only writes: a pipe's other end is one more descriptor."""
+        end = copy.copy(self)
+        end.reader = None
+        return end
 
     def put(self, message: Message) -> None:
         """Write (kind, index, ...), one record for each index."""

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import nn
 
 from algorithms import algorithm_class
-from config import MAX_POLICIES, Config, max_workers
+from config import Config
 from runtime.container import cpu_cores
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
@@ -67,7 +67,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
         settings |= without_gpu
     if has_gpu or in_turns or given.get("serial_mode") or given.get("with_pbt") or this_rank().world_size > 1:
         settings.pop("num_learners", None)
-    num_envs, num_policies = settings.pop("num_envs"), min(max(1, given.get("num_policies", 1)), MAX_POLICIES)
+    num_envs, num_policies = settings.pop("num_envs"), max(1, given.get("num_policies", 1))
     roles = algorithm_class(given.get("algo", Config.algo)).Settings.roles
     num_learners = len(roles) or max(1, given.get("num_learners", settings.get("num_learners", 1)))
     if large_observations:
@@ -83,7 +83,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     else:
         num_envs *= min(num_policies, 4)
     settings["policy_workers_per_policy"] = max(1, machine.cores // ((32 if has_gpu else 8) * num_policies))
-    settings["num_workers"] = min(machine.cores, max_workers(num_policies, num_learners))
+    settings["num_workers"] = machine.cores
     settings["worker_num_splits"] = 2 if has_gpu else 1
     workers, splits = (max(1, given.get(name, settings[name])) for name in ("num_workers", "worker_num_splits"))
     batches, rollout = (max(1, given.get(name, settings[name])) for name in ("num_batches_per_epoch", "rollout"))

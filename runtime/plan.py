@@ -26,7 +26,7 @@ from runtime.run_folder import ANOTHER, changes
 from runtime.seeding import NETWORK, derive_seed
 from runtime.training_state import check_optimizer, restore_weights
 from runtime.user_error import ComponentError, UserError
-from shared_buffers import SharedBuffers, check_num_slots
+from shared_buffers import SharedBuffers
 
 DAMAGED = ".damaged"
 
@@ -71,7 +71,6 @@ def make_plan(cfg: Config, run_cfg: Config) -> Plan:
     kinds = assign_kinds(cfg, info)
     models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, info, kind)
                                                      for policy, kind in enumerate(kinds)), strict=True))
-    check_num_slots(cfg, len(info.agents))
     return Plan(info, choose_cores(cfg), devices, kinds, models, paths, states, damaged)
 
 

@@ -21,7 +21,6 @@ from envs.families import profile
 from losses import clipped_value_error, ppo_objective
 from runtime.command_line import make_parser
 from runtime.machine import Machine
-from shared_buffers import check_num_slots
 
 PAGE = (Path(__file__).parent.parent / "docs/coming_from.md").read_text()
 FIELDS = {field.name for field in dataclasses.fields(Settings)}
@@ -95,7 +94,6 @@ def test_a_command_is_one_of_ours_and_possible(command: list[str]) -> None:
     assert command[1] == "train.py"
     cfg = config_of(command)
     assert cfg.experiment
-    check_num_slots(cfg, num_agents=1)
     if not cfg.async_rl:  # the same number of every environment
         assert cfg.trajectories_per_dataset % (cfg.num_workers * cfg.num_envs_per_worker) == 0
 

@@ -40,7 +40,7 @@ def test_serving_ends_at_the_message_to_stop() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 37, 64, 65, 300])
-@pytest.mark.parametrize("num_records", [1, 10_000, Inbox.MAX_RECORDS])
+@pytest.mark.parametrize("num_records", [1, 10_000, 100_000])
 def test_no_writer_waits_while_there_is_no_more_than_was_said(num_records: int, size: int) -> None:
     inbox = Inbox(FORK, num_records)
     for start in range(0, num_records, size):  # a frozen reader: this would block for ever

@@ -592,7 +592,6 @@ def refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callab
 
 
 @pytest.mark.parametrize(("env", "argv", "fragments"), [
-    ("Payday", ["--num_policies=21"], ["--num_policies=21 is too many", "use at most 20"]),
     ("Payday", ["--with_pbt"], ["--with_pbt needs a population", "--num_policies to 2 or more"]),
     ("Payday", ["--self_play_past_fraction=0.5"], ["--self_play_past_fraction=0.5 needs opponents"]),
     ("Payday", ["--num_policies=2", "--async_rl=False"], ["--async_rl=False", "needs --num_policies=1"]),

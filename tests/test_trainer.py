@@ -192,6 +192,13 @@ def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path) -> No
         assert not list(tmp_path.rglob("given.pt"))
 
 
+@pytest.mark.parametrize("many", [{"num_workers": 150}, {"num_workers": 2, "num_policies": 32}], ids=str)
+def test_there_may_be_many_processes(tmp_path: Path, many: dict[str, int]) -> None:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), num_envs_per_worker=2, worker_num_splits=1, rollout=8,
+              batch_size=64, num_batches_per_epoch=1, device="cpu", encoder_mlp_layers=(8,), **many) as system:
+        assert system.train(10_000)["sgd_steps"] > 0
+
+
 @pytest.mark.parametrize("make", [A3C, PQL])
 def test_several_learners_take_parameters_over_together(tmp_path: Path, make: type[Trainer]) -> None:
     """Hogwild's, and those with roles; with processes."""

@@ -9,6 +9,7 @@ methods change nothing, but for `after_sgd_step`, which may change a model's buf
     evaluate     by the learner, for parts of a minibatch, in several threads: what the network says, with gradient
     targets      by the learner, for a minibatch, without gradient
     loss         by the learner, for a minibatch; the optimizer follows its gradient
+    update       by the learner, for a minibatch, instead of evaluate, targets and loss, where there are several losses
 
 Every average in a loss is a `MaskedMean`, so that the learners of several ranks are one (`reducer.py`): an algorithm
 never sees how many there are.
@@ -113,8 +114,8 @@ class Algorithm:
         return torch.optim.Adam(parameters, cfg.learning_rate, betas, cfg.adam_eps, fused=True)
 
     # update(model, data, descend) -> {name: scalar}: a whole SGD step on a minibatch [T(+1), B, ...], of an algorithm
-    # with several losses, instead of evaluate, targets, loss and after_sgd_step. descend(loss, parameters) takes a step
-    # of these parameters alone.
+    # with several losses, instead of evaluate, targets and loss. descend(loss, parameters) takes a step of these
+    # parameters alone.
     update: Callable[..., Data] | None = None
 
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:

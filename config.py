@@ -54,9 +54,13 @@ def option(default: Any, group: str, help_text: str, choices: Sequence[str] | No
     return dataclasses.field(default=default, metadata=metadata)
 
 
-# A process can be handed 250 file descriptors; 60 are tables and trajectories. A learner and a policy worker get one of
-# each rollout worker, a rollout worker three of each policy.
-MAX_DESCRIPTORS = 190
+def max_workers(num_policies: int = 1, num_learners: int = 1) -> int:
+    """Return how many rollout workers there can be beside so many policies with so many learners each.
+
+    A process can be handed 250 file descriptors; up to 58 are tables and trajectories. A learner and a policy worker
+    get one of each rollout worker, a learner two of each learner of its policy, a rollout worker three of each policy.
+    """
+    return 192 - 3 * num_policies - 2 * num_learners
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Config:
                                "with one policy worker and one thread, for debugging")
 
     # ---- sampler ---------------------------------------------------------------------------------------------
-    num_workers: int = option(cpu_cores, "sampler",
+    num_workers: int = option(lambda: min(cpu_cores(), max_workers()), "sampler",
                               "rollout worker processes, one for each core", bounds=POSITIVE)
     num_envs_per_worker: int = option(16, "sampler", "environments of each rollout worker, all splits together",
                                       bounds=POSITIVE)
@@ -354,9 +358,10 @@ def _validate_hogwild(c: Config) -> None:
 
 def _validate_population(c: Config) -> None:
     """Refuse impossible populations."""
-    if c.num_workers + 3 * c.num_policies > MAX_DESCRIPTORS and not c.serial_mode:
-        raise UserError(f"--num_workers={c.num_workers} + 3 x --num_policies={c.num_policies} is more than the "
-                        f"{MAX_DESCRIPTORS} inboxes that a process can be handed; use more --num_envs_per_worker")
+    most = max_workers(c.num_policies, len(c.learners))
+    if c.num_workers > most and not c.serial_mode:
+        raise UserError(f"--num_workers={c.num_workers} beside --num_policies={c.num_policies} is too many; "
+                        + (f"use at most {most}" if most > 0 else "use fewer policies"))
     if c.with_pbt and c.num_policies < 2:
         raise UserError("--with_pbt needs a population; set --num_policies to 2 or more")
     if c.pbt_perturb_min > c.pbt_perturb_max:

@@ -223,11 +223,8 @@ class Learner:
 
     def descend(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
         """Take a step of these parameters alone that lowers a loss; return the norm of its gradient."""
-        parameters = list(parameters)
         self.model.zero_grad(set_to_none=True)
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        loss.backward(inputs=list(parameters))
         return self.clip_and_step()
 
     def clip_and_step(self) -> Tensor:

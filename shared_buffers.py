@@ -286,12 +286,13 @@ class SharedBuffers:
         return split // (len(self.agent_slot) // len(self.worker_inboxes))
 
     def seen_by(self, role: str, number: int) -> "SharedBuffers":
-        """Return the same buffers with nothing but what a process uses: it can be handed few file descriptors.
+        """Return the same buffers with the inboxes and weights that a process uses: it can be handed few descriptors.
 
         number: of the rollout worker, or of the policy. A rollout worker, which must not open the GPU that holds the
         weights, still counts the snapshots.
         """
         seen = copy.copy(self)
+        seen.evaluations = self.evaluations if role == "evaluator" else None
         seen.policies = [policy.seen_by(role) if index == number or role in ("rollout_worker", "evaluator") else None
                          for index, policy in enumerate(self.policies)]
         answers, own = role in ("learner", "policy_worker"), number if role == "rollout_worker" else None

@@ -21,10 +21,11 @@ from config import FRACTION, option
 from envs.flat_spaces import num_columns
 from model import ActorCritic
 from normalizers import expanded_space
+from runtime.user_error import UserError
 from trainer import Trainer
 
 COMMON = {"rollout": 16, "num_envs": 16, "batch_size": 256, "num_batches_per_epoch": 8, "learning_rate": 3e-4,
-          "replay_size": 300_000, "replay_warmup": 5_000, "replay_ratio": 256.0, "replay_alpha": 0.0, "n_step": 1,
+          "replay_size": 300_000, "replay_warmup": 5_000, "replay_ratio": 256.0, "n_step": 1,
           "encoder_mlp_layers": (256, 256), "nonlinearity": "relu", "max_grad_norm": 0.0, "normalize_input": False}
 
 
@@ -34,8 +35,16 @@ class Settings(ReplaySettings):
 
     squash_actions: bool = option(True, "sac", "squash a Gaussian into the bounds with tanh; always")
     adaptive_stddev: bool = option(True, "sac", "the network gives the deviation; always")
+    replay_alpha: float = option(0.0, "sac", "exponent of the priorities; all are alike, always")
     target_tau: float = option(0.005, "sac", "share of the way to the critics that a step moves the targets",
                                bounds=FRACTION)
+
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, needed in {"squash_actions": True, "adaptive_stddev": True, "core": "", "replay_alpha": 0.0}.items():
+            if getattr(self, name) != needed:
+                raise UserError(f"SAC needs --{name}={needed or 'none'}, not {getattr(self, name)}; leave it out")
 
 
 class ActorAndCritics(ActorCritic):

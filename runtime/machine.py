@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import nn
 
 from algorithms import algorithm_class
-from config import Config
+from config import Config, max_workers
 from runtime.container import cpu_cores
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
@@ -83,7 +83,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     else:
         num_envs *= min(num_policies, 4)
     settings["policy_workers_per_policy"] = max(1, machine.cores // ((32 if has_gpu else 8) * num_policies))
-    settings["num_workers"] = machine.cores
+    settings["num_workers"] = max(1, min(machine.cores, max_workers(num_policies, num_learners)))
     settings["worker_num_splits"] = 2 if has_gpu else 1
     workers, splits = (max(1, given.get(name, settings[name])) for name in ("num_workers", "worker_num_splits"))
     batches, rollout = (max(1, given.get(name, settings[name])) for name in ("num_batches_per_epoch", "rollout"))

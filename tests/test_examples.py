@@ -36,8 +36,8 @@ def test_an_example_is_trained_and_played_by_its_name(flag: str, name: str, env:
         pytest.importorskip("mpe2")
     chosen = ["--env", env or f"examples.{name}", f"--train_dir={tmp_path}"]
     part = [f"{flag}=examples.{name}"] if env else []
-    part += {"--policy_mapping": ["--num_policies=3"], "sac:SoftActorCritic": ["--replay_ratio=8"]}.get(
-        name if name.startswith("sac") else flag, [])
+    part += ["--num_policies=3"] if flag == "--policy_mapping" else []
+    part += ["--replay_ratio=8"] if name.startswith("sac") else []
     assert train([*chosen, *part, *QUICK]) == 0
     summary = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
     assert summary["env_steps"] >= 3000

@@ -335,7 +335,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     (["--env=no_such_module:Env-v0"], ["no_such_module", "PYTHONPATH", "pip install no_such_module"]),
     (["--env=CartPole-v1", "--num_worker=2"], ["--num_worker", "did you mean --num_workers?"]),
     (["--env=CartPole-v1", "--batch_size=100"], ["--batch_size=100", "--rollout=32", "use 96 or 128"]),
-    (["--env=CartPole-v1", "--num_workers=188"], ["--num_workers=188", "use more --num_envs_per_worker"]),
+    (["--env=CartPole-v1", "--num_workers=188"], ["--num_workers=188", "use at most 187"]),
     (["--env=CartPole-v1", "--device=cudda"], ["--device=cudda"]),
     (["--env=CartPole-v1", "--train_dir=a_file/runs"], ["/a_file/runs cannot be written"]),
 ])

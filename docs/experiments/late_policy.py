@@ -6,13 +6,12 @@
 In one process, in turns, so that the lag is what it is set to; the records' `policy_lag_mean` does not know of it.
 """
 
-from collections import deque
 from dataclasses import dataclass
 
 import appo
 from config import NOT_NEGATIVE, option
 
-KEPT = deque()  # the weights after the last SGD steps, the oldest first
+KEPT = []  # the weights after the last SGD steps, the oldest first
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,14 @@ class LatePolicy(appo.AsyncPPO):
 
     Settings = Settings
 
+    def __init__(self, cfg, role=""):
+        assert cfg.serial_mode, "a policy that is held late lives in the learner's process; add --serial_mode"
+        super().__init__(cfg, role)
+
     def after_sgd_step(self, model, sgd_steps):
         """Keep a copy of the weights."""
         KEPT.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        while len(KEPT) > self.cfg.late + 1:
-            KEPT.popleft()
+        del KEPT[: -self.cfg.late - 1]
 
     def act(self, model, *args, **how):
         """Act with the oldest weights kept."""

@@ -17,7 +17,7 @@ from parts import make_config
 
 from algorithms import NAMES, algorithm_class
 from appo import Settings
-from config import MAX_DESCRIPTORS, Config
+from config import Config, max_workers
 from envs.vector_env import EnvInfo
 from evaluate import make_arguments
 from model import make_model
@@ -229,7 +229,7 @@ def test_names_that_no_folder_can_have_are_refused(name: str, fits: bool) -> Non
     ({"with_pbt": True}, "--with_pbt needs a population"),
     ({"num_learners": 2, "serial_mode": True}, "--serial_mode=True needs --num_learners=1"),
     ({"num_policies": 2, "async_rl": False}, "--async_rl=False, where all slots of a policy come back"),
-    ({"num_workers": 188}, "--num_workers=188 + 3 x --num_policies=1 is more than the 190 inboxes"),
+    ({"num_workers": 188}, "--num_workers=188 beside --num_policies=1 is too many; use at most 187"),
     ({"lr_schedule": "kl_adaptive", "lr_adaptive_min": 0.1}, "--lr_adaptive_min=0.1 is above --lr_adaptive_max"),
     *(({name: value}, f"--{name}={value!r} is not of type {kind}") for name, value, kind in (
         ("batch_size", 1024.0, "int"), ("batch_size", None, "int"), ("seed", True, "int"), ("gamma", "0.9", "float"),
@@ -314,13 +314,14 @@ def test_help_leaves_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("role", ["rollout_worker", "learner", "policy_worker", "evaluator"])
-@pytest.mark.parametrize(("policies", "settings"), [(1, {"num_learners": 2}), (60, {"with_pbt": True})])
+@pytest.mark.parametrize(("policies", "settings"), [(1, {"num_learners": 5}), (60, {"with_pbt": True})])
 def test_at_its_limits_a_run_hands_over_no_more_file_descriptors_than_a_child_can_take(
         policies: int, settings: dict[str, Any], role: str) -> None:
     """256 at once are the limit of the fork server, which takes 4 itself; the pipe of the reports is one more."""
-    cfg = make_config({"env": "tiny", "num_policies": policies, "num_workers": MAX_DESCRIPTORS - 3 * policies,
-                       "num_envs_per_worker": 1, "worker_num_splits": 1, "rollout": 2, "batch_size": 2,
-                       "encoder_mlp_layers": (2,), "device": "cpu"}, settings)
+    num_workers = max_workers(policies, settings.get("num_learners", 1))
+    cfg = make_config({"env": "tiny", "num_policies": policies, "num_workers": num_workers, "num_envs_per_worker": 1,
+                       "worker_num_splits": 1, "rollout": 2, "batch_size": 2, "encoder_mlp_layers": (2,),
+                       "device": "cpu"}, settings)
     obs_space = {"obs": spaces.Box(-1, 1, (1,), np.float32), "action_mask": spaces.MultiBinary(2)}
     model = make_model(cfg, obs_space, spaces.Discrete(2))
     info = EnvInfo(["agent"], [0], [(obs_space, spaces.Discrete(2))], {"pay": 1.0})

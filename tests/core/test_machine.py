@@ -8,7 +8,7 @@ from parts import make_config
 from envs.families import LARGE_OBSERVATIONS, PROFILES, family_profile
 from runtime.machine import Machine, automatic
 
-MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128) for gpus in (0, 1, 2)]
+MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128, 256) for gpus in (0, 1, 2)]
 
 
 def settings_of(machine: Machine, family: str, given: dict, algo: str = "appo") -> dict:

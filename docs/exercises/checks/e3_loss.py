@@ -50,8 +50,7 @@ def loss_of(algo: Algorithm, logits: Tensor, data: Data) -> tuple[Any, Tensor]:
     """Return the loss and its gradient with respect to the logits."""
     logits = logits.clone().requires_grad_()
     outputs = logits, torch.zeros(T + 1, B, requires_grad=True)
-    with torch.no_grad():
-        data = data | algo.targets(HEADS, outputs, data)
+    data = data | torch.no_grad()(algo.targets)(HEADS, outputs, data)
     loss = algo.loss(HEADS, outputs, data, MaskedMean(data["valid"], ALONE))
     return loss, torch.autograd.grad(loss.total, logits)[0]
 

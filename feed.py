@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from config import Config
-from runtime.inbox import SLOTS
-from shared_buffers import HANDED_IN, TAKEN, WITH_WORKER, SharedBuffers, Spec, allocate
+from shared_buffers import HANDED_IN, SLOTS, TAKEN, WITH_WORKER, SharedBuffers, Spec, allocate
 
 Data = dict[str, Tensor]
 
@@ -203,7 +202,7 @@ class Fifo(Feed):
 
     def admit(self, data: Data, sgd_steps: int) -> Tensor:
         """Scale the rewards, and leave out what too old a policy acted, or one that was replaced."""
-        cfg, first_version = self.cfg, self.buffers.policies[self.policy].weights.first_version
+        cfg, first_version = self.cfg, self.buffers.first_version[self.policy]
         lag = sgd_steps - data["policy_version"]
         fresh = (lag <= cfg.max_policy_lag) & (data["policy_version"] >= first_version)
         data["valid"] &= fresh  # in place: from where it lies a GPU copies it without a wait

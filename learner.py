@@ -21,18 +21,18 @@ from torch import Tensor, nn
 
 from algorithms import algorithm_class
 from config import Config
+from envs.flat_spaces import obs_dtype
 from feed import Batch, join, join_groups, select, upload
 from losses import MaskedMean
 from normalizers import hold_units
 from reducer import make_reducer
 from runtime.checkpoint import load_checkpoint, load_newest
-from runtime.inbox import COPY, FINISH, LOAD, SAVE, STOP
 from runtime.machine import body_dtype, prepare
 from runtime.ranks import this_rank
 from runtime.seeding import SHUFFLE, derive_seed
 from runtime.training_state import TrainingState
 from runtime.user_error import UserError
-from shared_buffers import SharedBuffers, obs_dtype
+from shared_buffers import COPY, FINISH, LOAD, SAVE, STOP, SharedBuffers
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
@@ -82,7 +82,9 @@ class Learner:
         self.reducer = make_reducer(buffers.policies[policy].shared_training, learner, buffers.store_prefix,
                                     cfg.stall_timeout_sec)
         optimizer = self.reducer.make_optimizer(self.model, self.algorithm.make_optimizer)
-        self.reducer.begin(self.model, self.weights)
+        version = self.weights.refresh(self.model)
+        if self.reducer.begin(self.model):
+            self.weights.publish(self.model, version)
         self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, saved, self.is_first)
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
         prepare(cfg, self.model)

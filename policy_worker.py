@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from algorithms import algorithm_class
 from config import Config
-from runtime.inbox import SPLIT, STOP, Message
 from runtime.machine import body_dtype, prepare
-from shared_buffers import SharedBuffers
-from weights import CURRENT
+from shared_buffers import CURRENT, SPLIT, STOP, Message, SharedBuffers
 
 
 class PolicyWorker:
@@ -112,7 +110,7 @@ class PolicyWorker:
         row = torch.from_numpy(slots * self.cfg.rollout + t)
         if self.has_memory and snapshot == CURRENT:
             # to weights that came from elsewhere, the hidden states of those they have replaced mean nothing
-            first_version = self.weights.first_version
+            first_version = int(self.buffers.first_version[self.policy])
             if version >= first_version:
                 self.rows["new_episode"][with_last[self.agent_version[agents] < first_version]] = True
             self.agent_version[agents] = version

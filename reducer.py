@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from runtime.ranks import join_learners, this_rank
-from weights import SharedWeights
 
 FINISHED, DECISIONS, BEGUN = range(3)  # SGD steps, decisions that were trained on, SGD steps
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -35,10 +34,11 @@ class Reducer:
         """Make the optimizer of what `step` changes."""
         return make(model.parameters())
 
-    def begin(self, model: nn.Module, weights: SharedWeights) -> None:
-        """Let all learners begin with the same published weights."""
+    def begin(self, model: nn.Module) -> bool:
+        """Let all ranks begin with the weights of the first one; return whether there are several."""
+        return False
 
-    def take_over(self, model: nn.Module, weights: SharedWeights, counts: tuple[int, int]) -> tuple[int, int]:
+    def take_over(self, model: nn.Module, counts: tuple[int, int]) -> tuple[int, int]:
         """Take over what learners of the same weights have learned; return the SGD steps and decisions of all."""
         return counts
 
@@ -108,11 +108,10 @@ class AllReduce(Reducer):
         """Find the learners in the other ranks; none waits longer than timeout_sec for another."""
         join_learners(store_prefix, timeout_sec)
 
-    def begin(self, model: nn.Module, weights: SharedWeights) -> None:
-        version = weights.refresh(model)
+    def begin(self, model: nn.Module) -> bool:
         for tensor in model.state_dict().values():  # a model of one's own may be drawn by another generator
             torch.distributed.broadcast(tensor, 0)
-        weights.publish(model, version)
+        return True
 
     def gather(self, x: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
@@ -198,9 +197,7 @@ class Hogwild(Reducer):
         self.bind(optimizer)
 
     @torch.no_grad()
-    def take_over(self, model: nn.Module, weights: SharedWeights, counts: tuple[int, int]) -> tuple[int, int]:
-        if self.learner:
-            weights.refresh(model)  # for the first learner's statistics of observations and returns
+    def take_over(self, model: nn.Module, counts: tuple[int, int]) -> tuple[int, int]:
         self.copy_weights()
         return tuple(self.shared.counts[[FINISHED, DECISIONS]].sum(1).tolist())
 

@@ -27,12 +27,10 @@ from envs.reward_shaping import check_shapings, flatten_shaping, unflatten_shapi
 from envs.vector_env import Step
 from pbt import check_mapping, draw_policies, draw_snapshots
 from runtime.by_name import find_function
-from runtime.inbox import PAUSE, RESUME, SLOTS, SPLIT
 from runtime.seeding import ENVIRONMENT, SAMPLER, derive_seed
 from runtime.user_error import EnvironmentFailure
-from shared_buffers import HANDED_IN, IDLE, WITH_WORKER, SharedBuffers
+from shared_buffers import CURRENT, HANDED_IN, IDLE, PAUSE, RESUME, SLOTS, SPLIT, WITH_WORKER, SharedBuffers
 from slot_pool import SlotPool
-from weights import CURRENT
 
 NO_SLOT = -1
 NEW_SEEDS = 1 << 20  # more than a run is started: a worker that takes the place of another plays other episodes

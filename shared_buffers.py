@@ -33,13 +33,21 @@ A message only says where to look; what is true stands in tables: `asked` and `a
 split, `slot_place` says who has each slot. So a message may come twice, and one that died with a process is sent again
 (`runtime/recovery.py`).
 
-The weights lie beside them. Read next: `weights.py`.
+The weights lie beside them (`SharedWeights`). Read next: `rollout_worker.py`.
 """
 
+import contextlib
 import copy
+import fcntl
 import math
 import multiprocessing
+import os
+import select
 import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,21 +56,95 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithms import algorithm_class
 from config import Config, tunable
-from envs.flat_spaces import num_columns
+from envs.flat_spaces import num_columns, obs_dtype
 from envs.reward_shaping import flatten_shaping
 from envs.vector_env import EnvInfo
 from reducer import SharedTraining
-from runtime.inbox import Inbox
 from runtime.user_error import UserError
-from weights import CURRENT, SharedWeights
 
+SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, LOAD, FINISH, CONFIGURE, EVALUATE, STOP = range(11)
+Message = Sequence[int]  # (kind, index, ...)
 SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE, SAVE_DONOR = range(4)
 SHM = Path("/dev/shm")  # where Linux keeps shared memory; in containers it often has 64 MB
 IDLE = -1  # the policy of an agent that awaits no action
+CURRENT = -1  # the "snapshot" of an agent that plays the newest weights
 WITH_WORKER, HANDED_IN, TAKEN = range(3)  # where a slot is: the learner has not looked at it yet; is done with it later
 MAX_COMMANDS = 100  # of the supervisor, at once
+
+
+# ---- messages ----------------------------------------------------------------------------------------------------
+
+
+class Inbox:
+    """A queue of messages: a pipe of 8-byte records (kind, index), with any number of writers and readers, and no lock.
+
+    The kernel makes a write of up to PIPE_BUF bytes whole or not at all, and a read takes whole records. So a process
+    that dies inside either blocks nobody; multiprocessing's own queues have locks, which die with their holder.
+    """
+
+    RECORD = struct.Struct("ii")
+    PER_READ = select.PIPE_BUF // RECORD.size  # records of one read
+    AT_ONCE = 64  # records of one write; the kernel begins a new page where one does not fit: small ones waste little
+
+    def __init__(self, context: Any, num_records: int) -> None:
+        """Make it so large that no writer waits while at most num_records are there."""
+        self.reader, self.writer = context.Pipe(duplex=False)
+        if not hasattr(fcntl, "F_SETPIPE_SZ"):
+            return  # elsewhere than on Linux pipes have the size that the system gives them
+        size = num_records * self.RECORD.size * 8 // 7 + select.PIPE_BUF  # an eighth of a page is wasted at most
+        try:
+            if size > fcntl.fcntl(self.writer, fcntl.F_GETPIPE_SZ):
+                fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, size)
+        except PermissionError as error:
+            raise UserError(f"the system allows no pipe of {size:,} bytes (/proc/sys/fs/pipe-max-size, and "
+                            "pipe-user-pages-soft for all of a user); lower --num_envs_per_worker, or end other runs"
+                            ) from error
+
+    def to_write(self) -> "Inbox":
+        """Return the same inbox for a process that only writes: a pipe's other end is one more descriptor."""
+        end = copy.copy(self)
+        end.reader = None
+        return end
+
+    def put(self, message: Message) -> None:
+        """Write (kind, index, ...), one record for each index."""
+        kind, *indices = message
+        for start in range(0, len(indices), self.AT_ONCE):
+            records = (self.RECORD.pack(kind, index) for index in indices[start : start + self.AT_ONCE])
+            os.write(self.writer.fileno(), b"".join(records))
+
+    def has_room(self) -> bool:
+        """Return whether a message of one index can be written without waiting."""
+        room = select.poll()
+        room.register(self.writer, select.POLLOUT)
+        return bool(room.poll(0))
+
+    def get(self, max_records: int = PER_READ) -> list[Message]:
+        """Wait for messages; return all that are there, those of slots joined: (SLOTS, slot, ...)."""
+        messages: list[Message] = []
+        size = self.RECORD.size * min(max_records, self.PER_READ)
+        for kind, index in self.RECORD.iter_unpack(os.read(self.reader.fileno(), size)):
+            if kind == SLOTS and messages and messages[-1][0] == SLOTS:
+                messages[-1].append(index)
+            else:
+                messages.append([kind, index])
+        return messages
+
+    def serve(self, handle: Callable[..., None], max_records: int = PER_READ) -> bool:
+        """Wait for messages and pass each on as handle(kind, index, ...); return False when told to stop."""
+        for message in self.get(max_records):
+            if message[0] == STOP:
+                return False
+            handle(*message)
+        return True
+
+    def empty(self) -> bool:
+        """Tell whether nothing is there."""
+        return not self.reader.poll(0)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
 
 
 class Spec(NamedTuple):
@@ -72,12 +154,12 @@ class Spec(NamedTuple):
     dtype: torch.dtype
 
 
-def trajectory_specs(
-    cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space, state_size: int,
-) -> dict[str, Spec]:
-    """List the tensors of a trajectory. Rows align as obs[t] -> actions[t] -> rewards[t] -> obs[t+1]."""
-    T = cfg.rollout
-    columns = algorithm_class(cfg.algo)(cfg).columns(action_space)
+def trajectory_specs(T: int, obs_space: dict[str, spaces.Space], action_space: spaces.Space, state_size: int,
+                     columns: dict[str, Spec]) -> dict[str, Spec]:
+    """List the tensors of a trajectory. Rows align as obs[t] -> actions[t] -> rewards[t] -> obs[t+1].
+
+    columns: of each row, those of the algorithm.
+    """
     specs = {
         # written by the rollout worker
         **{f"obs/{name}": Spec((T + 1, *space.shape), obs_dtype(space)) for name, space in obs_space.items()},
@@ -92,17 +174,8 @@ def trajectory_specs(
         "policy_version": Spec((T,), torch.int64),
     }
     if taken := specs.keys() & columns.keys():
-        raise UserError(f"--algo={cfg.algo}: every trajectory has {min(taken)} already; give the column another name")
+        raise UserError(f"every trajectory has {min(taken)} already; give the column of the algorithm another name")
     return specs | {name: Spec((T, *spec.shape), spec.dtype) for name, spec in columns.items()}
-
-
-def obs_dtype(space: spaces.Space) -> torch.dtype:
-    """Store images of bytes and bits as uint8, indices as int64, wide numbers as float64 and all else as float32."""
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return torch.int64
-    if space.dtype == np.float64:
-        return torch.float64
-    return torch.uint8 if isinstance(space, spaces.MultiBinary) or space.dtype == np.uint8 else torch.float32
 
 
 def num_bytes(specs: dict[str, Spec], count: int) -> int:
@@ -145,6 +218,7 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
     """List what is shared beside trajectories and weights. num_agents: of an environment; num_slots: of all kinds."""
     agents, splits = (cfg.num_splits, cfg.envs_per_split * num_agents), (cfg.num_splits,)
     workers, policies = cfg.num_workers, cfg.num_policies
+    num_components = workers + policies * (len(cfg.learners) + cfg.policy_workers_per_policy)
     return {
         # of each agent
         "awaited_policy": Spec(agents, torch.int64),  # the policy that must act for it; IDLE: none
@@ -155,7 +229,7 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
         "agent_return": Spec(agents, torch.float64),  # that of its episode so far
         "asked": Spec(splits, torch.int64),  # requests
         "answered": Spec((policies, *splits), torch.int64),  # how many each policy has answered
-        "pulses": Spec((num_components(cfg, policies) + 1, 3), torch.int64),  # the table of `runtime/pulse.py`
+        "pulses": Spec((num_components + 1, 3), torch.int64),  # the table of `runtime/pulse.py`
         "replacements": Spec((workers,), torch.int64),  # how often each rollout worker was replaced
         "learners_replaced": Spec((policies,), torch.int64),
         # sampled by each rollout worker; in the last row what was sampled elsewhere: before a resume, by other ranks
@@ -164,6 +238,7 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
         "goal": Spec((1,), torch.int64),  # env_steps after which no more actions are asked for
         # of each policy
         "decisions_trained": Spec((policies,), torch.int64),  # for a learner that takes the place of another
+        "first_version": Spec((policies,), torch.int64),  # older weights are another's, whose place this one has taken
         "best_score": Spec((policies,), torch.float64),  # of best.pt; -inf: there is none
         "best_sort": Spec((policies,), torch.float64),  # its sort, `checkpoint.sort_of_score`
         "last_update": Spec((policies,), torch.float64),  # decisions at the last update of the population
@@ -176,17 +251,192 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
     }
 
 
+# ---- weights -----------------------------------------------------------------------------------------------------
+
+
+class SharedWeights:
+    """The parameters and buffers of one policy's model, their version, and frozen snapshots of them for self-play.
+
+    The newest weights lie twice in shared memory (in GPU memory on a GPU), each time as one flat float32 vector: the
+    learner fills the older row, then names it the newest. Who writes or reads a row locks it meanwhile. The kernel
+    keeps the lock: it frees it when its holder dies, and lets each holder see what the one before has written, on every
+    processor. No reader waits, and the learner only for a reader that is still at the older row. A row whose writer
+    died holds no weights, and is not the newest.
+
+    On a GPU a copy is only queued, and what two processes queue there comes in no order. So a publication counts once
+    the GPU has passed an event behind its copy, and a reader waits for its own copy. A learner that publishes with
+    `wait=False`, within a dataset, does not wait for the event: it asks for it at the next publication (which waits if
+    the GPU is a whole SGD step behind, and has enough to do) and after the dataset (`finish_publishing`).
+    """
+
+    WRITING = -2  # the version of a row that is not there yet, or is being replaced
+    NEWEST_ROWS = 2
+    NEWEST, TAKEN = range(-2, 0)  # the numbers behind the versions of the rows
+
+    def __init__(self, model: nn.Module, device: torch.device, num_snapshots: int) -> None:
+        """Publish the model's weights as version 0."""
+        size = sum(tensor.numel() for tensor in model.state_dict().values())
+        self._flat = torch.empty(self.NEWEST_ROWS + num_snapshots, size, device=device)  # one row for each copy
+        if device.type == "cpu":
+            self._flat.share_memory_()
+        # one tensor, since each takes a file descriptor in every process: the version of each row; then the newest row
+        # and how many snapshots were taken
+        self._numbers = torch.full((self.NEWEST_ROWS + num_snapshots + 2,), self.WRITING).share_memory_()
+        self._numbers[self.NEWEST :] = 0
+        self._max_snapshots = num_snapshots
+        with tempfile.TemporaryFile() as file:  # a row is one byte of it
+            self._locks = Connection(os.dup(file.fileno()))  # which can be handed to a process
+        self._unfinished: tuple[int, int, Any] | None = None  # a publication: its row, version and event
+        self.publish(model, 0)
+
+    @property
+    def version(self) -> int:
+        """Return the version of the newest weights, the number of SGD steps."""
+        version = self.WRITING
+        while version == self.WRITING:  # it was the newest row, a moment ago
+            version = int(self._numbers[int(self._numbers[self.NEWEST])])
+        return version
+
+    def snapshot_version(self, snapshot: int) -> int:
+        """Return the version of a snapshot, or `WRITING`."""
+        return int(self._numbers[self.NEWEST_ROWS + snapshot])
+
+    @property
+    def num_snapshots(self) -> int:
+        """Count the snapshots there are."""
+        return min(int(self._numbers[self.TAKEN]), self._max_snapshots)
+
+    def without_tensors(self) -> "SharedWeights":
+        """Return the numbers alone, for a process that must not open the GPU on which the weights lie."""
+        numbers = copy.copy(self)
+        del numbers._flat, numbers._locks
+        return numbers
+
+    # the writer
+
+    def publish(self, model: nn.Module, version: int, *, wait: bool = True) -> None:
+        """Make the model's weights the newest ones.
+
+        wait: only return when they are. Else, on a GPU, they are when `finish_publishing` finds them copied.
+        """
+        self.finish_publishing()
+        row = 1 - int(self._numbers[self.NEWEST])
+        self._write(row, model)
+        self._unfinished = row, version, self._mark()
+        self.finish_publishing(wait=wait)
+
+    def finish_publishing(self, *, wait: bool = True) -> None:
+        """Count the last publication, if its copy is finished, as the newest weights. The writer calls this.
+
+        wait: wait for the copy. Else, while it is under way, the weights before it stay the newest.
+        """
+        if self._unfinished is None:
+            return
+        row, version, event = self._unfinished
+        if event is not None and not event.query():
+            if not wait:
+                return
+            event.synchronize()
+        self._numbers[row] = version
+        self._lock(row, fcntl.LOCK_UN)
+        self._numbers[self.NEWEST] = row
+        self._unfinished = None
+
+    def add_snapshot(self, model: nn.Module, version: int) -> None:
+        """Keep the model's weights as a snapshot, in the place of the oldest one."""
+        taken = int(self._numbers[self.TAKEN])
+        row = self.NEWEST_ROWS + taken % self._max_snapshots
+        self._write(row, model)
+        self._finish_copies()
+        self._numbers[row] = version
+        self._lock(row, fcntl.LOCK_UN)
+        self._numbers[self.TAKEN] = taken + 1
+
+    @torch.no_grad()
+    def _write(self, row: int, model: nn.Module) -> None:
+        """Begin to write a row, which holds no weights until it has a version."""
+        self._lock(row, fcntl.LOCK_EX)
+        self._numbers[row] = self.WRITING
+        tensors = [tensor.flatten() for tensor in model.state_dict().values()]
+        if tensors[0].device == self._flat.device:
+            torch.cat(tensors, out=self._flat[row])
+        else:
+            self._flat[row].copy_(torch.cat(tensors))
+
+    def _lock(self, row: int, kind: int) -> None:
+        fcntl.lockf(self._locks.fileno(), kind, 1, row)
+
+    # readers
+
+    def refresh(self, model: nn.Module, snapshot: int = CURRENT) -> int:
+        """Copy the newest weights, or a snapshot, into a model (of any dtype); return their version.
+
+        Where the snapshot is just being replaced, the newest weights are taken instead.
+        """
+        state = model.state_dict()
+        tensors = list(state.values())
+
+        def copy_into(row: Tensor) -> None:  # onto the device of the weights, or the CPU
+            torch._foreach_copy_(tensors, list(unflatten(row.to(tensors[0].device), state).values()))
+
+        return self._read(copy_into, snapshot)
+
+    def read(self, model: nn.Module, snapshot: int = CURRENT) -> tuple[dict[str, Tensor], int]:
+        """Return a copy of the same, {name: float32} on the CPU, and their version.
+
+        model: one with the same parameters, of any dtype; it stays as it is.
+        """
+        flat = torch.empty(self._flat.shape[1])
+        version = self._read(flat.copy_, snapshot)
+        return unflatten(flat, model.state_dict()), version
+
+    @torch.no_grad()
+    def _read(self, copy_row: Callable[[Tensor], Any], snapshot: int) -> int:
+        """Copy a row that holds weights; return their version."""
+        while True:
+            row = int(self._numbers[self.NEWEST]) if snapshot == CURRENT else self.NEWEST_ROWS + snapshot
+            with contextlib.suppress(BlockingIOError):  # it is being replaced
+                self._lock(row, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                try:
+                    if (version := int(self._numbers[row])) != self.WRITING:
+                        copy_row(self._flat[row])
+                        self._finish_copies()
+                        return version
+                finally:
+                    self._lock(row, fcntl.LOCK_UN)
+            snapshot = CURRENT
+
+    def _finish_copies(self) -> None:
+        """Wait for what was queued on a GPU."""
+        if event := self._mark():
+            event.synchronize()
+
+    def _mark(self) -> Any:
+        """Return an event behind what was queued on a GPU; None on a CPU, where everything is finished."""
+        if self._flat.is_cpu:
+            return None
+        return torch.get_device_module(self._flat.device).current_stream(self._flat.device).record_event()
+
+
+def unflatten(flat: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parts of a vector that holds all tensors of a state dict, in their shapes, as views."""
+    parts = flat.split([tensor.numel() for tensor in state.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(state.items(), parts, strict=True)}
+
+
+# ---- all of it ---------------------------------------------------------------------------------------------------
+
+
 class PolicyBuffers:
     """What belongs to one policy: its inboxes, its weights, and where in the storage of its kind its slots begin."""
 
-    def __init__(self, cfg: Config, kind: int, first_slot: int, num_slots: int, model: nn.Module, device: torch.device,
-                 pipes: Any) -> None:
+    def __init__(self, cfg: Config, algorithm: Any, kind: int, first_slot: int, num_slots: int, model: nn.Module,
+                 device: torch.device, pipes: Any) -> None:
         self.kind, self.first_slot = kind, first_slot
         self.weights = SharedWeights(model, device, cfg.self_play_snapshots if cfg.self_play_past_fraction else 0)
         self.shared_training: SharedTraining | None = None  # of several learners in this system
         if len(cfg.learners) > 1:
-            make_optimizer = algorithm_class(cfg.algo)(cfg).make_optimizer
-            self.shared_training = SharedTraining(model, make_optimizer, len(cfg.learners), device)
+            self.shared_training = SharedTraining(model, algorithm.make_optimizer, len(cfg.learners), device)
         self.requests = Inbox(pipes, cfg.num_splits + cfg.policy_workers_per_policy)
         self.trajectories_done = Inbox(pipes, num_slots)
         self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in cfg.learners]  # the first one obeys most
@@ -209,11 +459,12 @@ class PolicyBuffers:
 class SharedBuffers:
     """All that the components share. Made by the supervisor, handed to every process at its start."""
 
-    def __init__(self, cfg: Config, info: EnvInfo, kind_of_policy: list[int], models: list[nn.Module],
+    def __init__(self, cfg: Config, algorithm: Any, info: EnvInfo, kind_of_policy: list[int], models: list[nn.Module],
                  devices: list[torch.device], context: Any) -> None:
         """Allocate.
 
         Args:
+            algorithm: an `Algorithm`, for its columns and its optimizer.
             kind_of_policy: which kind of agents (`EnvInfo.kinds`) each policy plays.
             models, devices: of each policy.
             context: a multiprocessing context, or None when everything runs in one process.
@@ -224,8 +475,8 @@ class SharedBuffers:
         self.slots_per_worker = cfg.num_envs_per_worker * len(info.agents)  # of each policy: all agents may play it
         self.num_slots = cfg.num_workers * self.slots_per_worker  # of each policy
         state_sizes = {kind: model.state_size for kind, model in zip(kind_of_policy, models, strict=True)}
-        self.specs = [trajectory_specs(cfg, *spaces_of_kind, state_sizes[kind])
-                      for kind, spaces_of_kind in enumerate(info.kinds)]
+        self.specs = [trajectory_specs(cfg.rollout, *kind_spaces, state_sizes[kind], algorithm.columns(kind_spaces[1]))
+                      for kind, kind_spaces in enumerate(info.kinds)]
         counts = [self.num_slots * kind_of_policy.count(kind) for kind in range(len(info.kinds))]
         # The slots of all policies of a kind lie in one tensor, so that a rollout worker writes them together; slots
         # are numbered through all kinds.
@@ -238,7 +489,7 @@ class SharedBuffers:
         for policy, kind in enumerate(kind_of_policy):
             first = self.first_slot_of_kind[kind] + self.num_slots * kind_of_policy[:policy].count(kind)
             self.policies.append(
-                PolicyBuffers(cfg, kind, first, self.num_slots, models[policy], devices[policy], pipes))
+                PolicyBuffers(cfg, algorithm, kind, first, self.num_slots, models[policy], devices[policy], pipes))
         answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
         self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
         self.evaluations = Inbox(pipes, MAX_COMMANDS)
@@ -299,8 +550,3 @@ class SharedBuffers:
         seen.worker_inboxes = [inbox.to_write() if answers else inbox if worker == own else None
                                for worker, inbox in enumerate(self.worker_inboxes)]
         return seen
-
-
-def num_components(cfg: Config, num_policies: int) -> int:
-    """Count rollout workers, and learners and policy workers of so many policies."""
-    return cfg.num_workers + num_policies * (len(cfg.learners) + cfg.policy_workers_per_policy)

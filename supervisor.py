@@ -24,7 +24,6 @@ from runtime.commands import Commands, Sampling
 from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
-from runtime.inbox import FINISH, LOAD, SAVE, STOP
 from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
 from runtime.progress import describe_finished, describe_run
@@ -34,7 +33,7 @@ from runtime.recovery import Failure, Recovery
 from runtime.run_folder import configure, count_start, prepare_run_dir, refusing_files
 from runtime.stop import STOP_SIGNAL
 from runtime.user_error import ComponentError, UserError
-from shared_buffers import SAVE_DONOR, SAVE_PERIODIC, SharedBuffers
+from shared_buffers import FINISH, LOAD, SAVE, SAVE_DONOR, SAVE_PERIODIC, STOP, SharedBuffers
 
 STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
 
@@ -70,7 +69,7 @@ class Supervisor:
         self.crew = Processes(context) if context else OneProcess()
         plan = make_plan(cfg, run_cfg)
         self.devices, self.models, is_resumed = plan.devices, plan.models, any(plan.states)
-        self.buffers = SharedBuffers(cfg, plan.info, plan.kinds, plan.models, plan.devices, context)
+        self.buffers = SharedBuffers(cfg, plan.algorithm, plan.info, plan.kinds, plan.models, plan.devices, context)
         self.buffers.store_prefix = store_prefix
         self.commands = Commands(self.buffers)
         self.sampling, self.refused = Sampling(self.buffers), ""  # why parameters could not be taken over

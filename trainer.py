@@ -30,9 +30,9 @@ from config import tunable
 from runtime import checkpoint
 from runtime.by_name import remember
 from runtime.files import replacing
-from runtime.inbox import CONFIGURE, LOAD
 from runtime.policy import Policy, check_policy, load
 from runtime.user_error import ComponentError, UserError, nearest
+from shared_buffers import CONFIGURE, LOAD
 from supervisor import Supervisor
 
 __all__ = ["A3C", "APEX", "APPO", "IMPALA", "PQL", "Trainer", "load"]

@@ -35,9 +35,8 @@ from losses import MaskedMean
 from model import ActorCritic
 from normalizers import expanded_space
 from reducer import FINISHED
-from runtime.inbox import SLOTS
 from runtime.user_error import UserError
-from shared_buffers import TAKEN, WITH_WORKER, SharedBuffers, Spec
+from shared_buffers import SLOTS, TAKEN, WITH_WORKER, SharedBuffers, Spec
 
 V, P = "v", "p"  # the learners of a policy
 POLL_SEC = 0.001  # the learners look at each other's counts so often

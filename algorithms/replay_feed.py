@@ -27,10 +27,9 @@ from algorithm import Data
 from algorithms.replay import Drawn, Replay, n_step
 from config import Config
 from feed import Feed, scale_rewards
-from runtime.inbox import SLOTS
 from runtime.seeding import REPLAY, derive_seed
 from runtime.user_error import UserError
-from shared_buffers import SharedBuffers, Spec, allocate
+from shared_buffers import SLOTS, SharedBuffers, Spec, allocate
 
 # what is stored depends on these settings
 STORED = ("replay_size", "rollout", "n_step", "gamma", "reward_scale", "reward_clip", "replay_alpha")

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from runtime.user_error import UserError
@@ -156,6 +157,15 @@ def num_options(space: spaces.Space) -> list[int]:
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     return space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else []
+
+
+def obs_dtype(space: spaces.Space) -> torch.dtype:
+    """Store images of bytes and bits as uint8, indices as int64, wide numbers as float64 and all else as float32."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return torch.int64
+    if space.dtype == np.float64:
+        return torch.float64
+    return torch.uint8 if isinstance(space, spaces.MultiBinary) or space.dtype == np.uint8 else torch.float32
 
 
 def num_columns(space: spaces.Space) -> int:

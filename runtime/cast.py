@@ -6,10 +6,9 @@ from typing import Any
 from config import Config
 from runtime.crew import Component
 from runtime.evaluator import Evaluator
-from runtime.inbox import Inbox
 from runtime.machine import choose_niceness
 from runtime.plan import Plan
-from shared_buffers import SharedBuffers
+from shared_buffers import Inbox, SharedBuffers
 
 
 def list_components(cfg: Config, buffers: SharedBuffers, plan: Plan, rollout_worker_class: type, learner_class: type,

@@ -1,7 +1,6 @@
 """What the supervisor tells learners and rollout workers, and who has not answered yet. Owned by the supervisor."""
 
-from runtime.inbox import PAUSE, RESUME, Message
-from shared_buffers import SharedBuffers
+from shared_buffers import PAUSE, RESUME, Message, SharedBuffers
 
 
 class Sampling:

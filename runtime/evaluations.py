@@ -1,8 +1,7 @@
 """When policies are scored: the supervisor's side of `evaluator.py`."""
 
 from config import Config
-from runtime.inbox import EVALUATE
-from shared_buffers import SharedBuffers
+from shared_buffers import EVALUATE, SharedBuffers
 
 
 class Evaluations:

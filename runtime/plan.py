@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from algorithm import Algorithm
 from algorithms import algorithm_class
 from config import Config
 from envs.families import probe
@@ -34,6 +35,7 @@ DAMAGED = ".damaged"
 class Plan(NamedTuple):
     """What a run is made of."""
 
+    algorithm: Algorithm
     info: EnvInfo
     cores: list[int | None]  # to which rollout workers are bound
     # of each policy
@@ -71,7 +73,7 @@ def make_plan(cfg: Config, run_cfg: Config) -> Plan:
     kinds = assign_kinds(cfg, info)
     models, paths, states, damaged = map(list, zip(*(load_policy(run_cfg, policy, info, kind)
                                                      for policy, kind in enumerate(kinds)), strict=True))
-    return Plan(info, choose_cores(cfg), devices, kinds, models, paths, states, damaged)
+    return Plan(algorithm_class(cfg.algo)(cfg), info, choose_cores(cfg), devices, kinds, models, paths, states, damaged)
 
 
 class Probe:

@@ -30,7 +30,7 @@ from runtime.machine import body_dtype, choose_device
 from runtime.records import read_summary
 from runtime.seeding import EVALUATION, derive_seed
 from runtime.user_error import UserError
-from weights import SharedWeights
+from shared_buffers import SharedWeights
 
 
 class Policy:

@@ -25,11 +25,10 @@ import pbt
 from config import Config, tunable
 from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
 from runtime.files import add_line, finite, save_settings, write_atomically
-from runtime.inbox import CONFIGURE, COPY, SAVE
 from runtime.records import read_history
 from runtime.seeding import POPULATION, derive_seed
 from runtime.user_error import UserError
-from shared_buffers import SAVE_DONOR, SharedBuffers
+from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
 
 DONOR_RETRY_SEC = 5.0
 
@@ -113,7 +112,7 @@ class Population:
         if self.copying is None or self.copying[1] != donor:  # it was asked twice
             return
         policy, self.copying, self.asks_again_at = self.copying[0], None, math.inf
-        self.told_to_copy[policy] = donor, self.buffers.policies[policy].weights.first_version
+        self.told_to_copy[policy] = donor, int(self.buffers.first_version[policy])
         self._publish(policy)
         self._send(policy, (COPY, donor))
         self._send(policy, (CONFIGURE, 0))
@@ -122,10 +121,10 @@ class Population:
         """Tell the new learner of a policy again what it may not have heard of."""
         if policy in self.told_to_copy:
             donor, before = self.told_to_copy[policy]
-            weights = self.buffers.policies[policy].weights
-            if weights.first_version > weights.version:  # it died before the copy was published
-                weights.first_version = before
-            if weights.first_version == before:
+            first_version, weights = self.buffers.first_version, self.buffers.policies[policy].weights
+            if first_version[policy] > weights.version:  # it died before the copy was published
+                first_version[policy] = before
+            if first_version[policy] == before:
                 self._send(policy, (COPY, donor))
         self._send(policy, (CONFIGURE, 0))
         if self.copying and self.copying[1] == policy:

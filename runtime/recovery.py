@@ -27,11 +27,10 @@ from runtime.checkpoint import policy_dir
 from runtime.commands import Sampling
 from runtime.crew import Component, Processes
 from runtime.files import remove_unfinished
-from runtime.inbox import SLOTS, SPLIT, Inbox, Message
 from runtime.pulse import COUNT, START_SEC, WAITS, Watch, is_waiting
 from runtime.ranks import this_rank
 from runtime.user_error import ComponentError
-from shared_buffers import HANDED_IN, IDLE, TAKEN, WITH_WORKER, SharedBuffers
+from shared_buffers import HANDED_IN, IDLE, SLOTS, SPLIT, TAKEN, WITH_WORKER, Inbox, Message, SharedBuffers
 
 LOOK_SEC = 0.25  # between two looks for components that hang
 PATIENCE_SEC = 2.0  # for policy workers to finish what they are writing for a rollout worker that is gone
@@ -233,6 +232,6 @@ class Recovery:
         self._send_rest()
 
     def _send_rest(self) -> None:
-        while self.unsent and self.unsent[0][0].has_room(self.unsent[0][1]):
+        while self.unsent and self.unsent[0][0].has_room():
             inbox, message = self.unsent.popleft()
             inbox.put(message)

@@ -18,8 +18,7 @@ from reducer import Reducer, state_tensors
 from runtime import checkpoint
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
-from shared_buffers import SAVE_BEST, SAVE_DONOR, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
-from weights import SharedWeights
+from shared_buffers import SAVE_BEST, SAVE_DONOR, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers, SharedWeights
 
 
 class TrainingState:
@@ -33,7 +32,7 @@ class TrainingState:
         saved: what that holds. is_first: of several learners of a policy the first one keeps files and snapshots.
         """
         self.cfg, self.buffers, self.policy, self.report = cfg, buffers, policy, report
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.is_first = model, optimizer, is_first
         self.weights = buffers.policies[policy].weights
         self.folder = checkpoint.policy_dir(cfg.run_dir, policy)
         self.weights.refresh(model)
@@ -128,8 +127,10 @@ class TrainingState:
 
     def take_over(self, reducer: Reducer) -> None:
         """Take over what other learners have done to the same weights."""
+        if not self.is_first:
+            self.weights.refresh(self.model)  # for the first learner's statistics of observations and returns
         self.sgd_steps, self.decisions_trained = reducer.take_over(
-            self.model, self.weights, (self.sgd_steps, self.decisions_trained))
+            self.model, (self.sgd_steps, self.decisions_trained))
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +221,7 @@ class TrainingState:
         """Publish weights that were not learned here; from their version on experience counts."""
         reducer.replace_shared(self.model)
         self.sgd_steps = reducer.add_sgd_step(self.sgd_steps)
-        self.weights.first_version = self.sgd_steps  # first, so that who acts with it knows it is another's
+        self.buffers.first_version[self.policy] = self.sgd_steps  # before it is there: it is another's
         self.publish()
 
     def take_snapshot(self) -> None:

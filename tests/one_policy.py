@@ -1,7 +1,6 @@
 """Buffers for tests of components with one policy and one agent in each environment; a look into inboxes."""
 
 import fcntl
-import os
 import struct
 import termios
 from typing import Any
@@ -10,10 +9,10 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from algorithms import algorithm_class
 from config import Config
 from envs.vector_env import EnvInfo
-from runtime.inbox import Inbox
-from shared_buffers import SharedBuffers
+from shared_buffers import Inbox, SharedBuffers
 
 CPU = torch.device("cpu")
 
@@ -22,12 +21,12 @@ def make_buffers(cfg: Config, obs_space: dict[str, spaces.Space], action_space: 
                  context: Any = None) -> SharedBuffers:
     """Allocate what the components of one policy share; without a context for one process."""
     info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None, [spaces.Dict(obs_space)])
-    return SharedBuffers(cfg, info, [0], [model], [CPU], context)
+    return SharedBuffers(cfg, algorithm_class(cfg.algo)(cfg), info, [0], [model], [CPU], context)
 
 
 def take_one(inbox: Inbox) -> tuple[int, int]:
     """Take one record out of an inbox, where `get` would take all."""
-    return Inbox.RECORD.unpack(os.read(inbox.reader.fileno(), Inbox.RECORD.size))
+    return tuple(inbox.get(1)[0])
 
 
 def drain(inbox: Inbox) -> list[tuple[int, ...]]:

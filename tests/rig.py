@@ -19,7 +19,7 @@ from losses import MaskedMean
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
 from runtime import checkpoint
-from runtime.inbox import SPLIT
+from shared_buffers import SPLIT
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 DISCRETE = spaces.Discrete(3)

@@ -24,10 +24,9 @@ from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime import checkpoint
-from runtime.inbox import RESUME, STOP
 from runtime.run_folder import mend_run_dir, prepare_run_dir
 from runtime.user_error import ComponentError, UserError
-from shared_buffers import Spec
+from shared_buffers import RESUME, STOP, Spec
 from supervisor import Supervisor
 from trainer import APPO, Trainer
 

@@ -17,8 +17,8 @@ from test_population import assert_equal, metrics_of, read_json
 from runtime import policy_records
 from runtime.checkpoint import BEST, is_better, load_checkpoint, policy_dir, sort_of_score
 from runtime.policy_records import RETURN_WINDOW
+from shared_buffers import SharedWeights
 from trainer import APPO
-from weights import SharedWeights
 
 SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,

@@ -21,9 +21,9 @@ from envs.families import probe
 from envs.vector_env import Step
 from model import ActorCritic
 from runtime.evaluator import MAX_ENVS, Evaluator, play
-from runtime.inbox import EVALUATE
 from runtime.seeding import EVALUATION, derive_seed
 from runtime.user_error import ComponentError
+from shared_buffers import EVALUATE
 from trainer import APPO
 
 SMALL: dict[str, Any] = {

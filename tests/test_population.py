@@ -172,7 +172,8 @@ class Watch:
             wanted = learner.buffers.settings[learner.policy, 0]  # the learning rate is the first of them
             self.sgd_steps.append(SgdStep(
                 learner.policy, int(learner.buffers.env_steps.sum()), float(wanted), *rates,
-                learner.weights.first_version, data["policy_version"].clone(), data["valid"].clone()))
+                int(learner.buffers.first_version[learner.policy]),
+                data["policy_version"].clone(), data["valid"].clone()))
             return stats
 
         for owner, name, function in (

@@ -23,6 +23,7 @@ from parts import make_config
 
 import pbt
 import rollout_worker
+from algorithms import algorithm_class
 from config import Config
 from envs.multi_agent import ParallelVectorEnv
 from envs.vector_env import EnvInfo, VectorEnv, describe
@@ -30,9 +31,7 @@ from model import make_model
 from pbt import kinds_of_policies
 from policy_worker import PolicyWorker
 from rollout_worker import NO_SLOT, RolloutWorker
-from runtime.inbox import RESUME, SLOTS, STOP
-from shared_buffers import WITH_WORKER, SharedBuffers
-from weights import CURRENT
+from shared_buffers import CURRENT, RESUME, SLOTS, STOP, WITH_WORKER, SharedBuffers
 
 TIMEOUT = 20  # seconds without a trajectory: a deadlock
 GARBAGE = 77
@@ -164,7 +163,8 @@ def play(cfg: Config, game: Game, num_trajectories: int, prepare: Prepare = lamb
         models.append(make_model(cfg, *game.info.kinds[kind]))
         torch.nn.init.normal_(models[-1].policy_head.weight)  # policies that differ
     with contextlib.redirect_stdout(None):
-        buffers = SharedBuffers(cfg, game.info, kind_of_policy, models, [CPU] * len(models), None)
+        buffers = SharedBuffers(cfg, algorithm_class(cfg.algo)(cfg), game.info, kind_of_policy, models,
+                                [CPU] * len(models), None)
     for tensor in itertools.chain(*(tensors.values() for tensors in buffers.storage)):
         tensor.fill_(GARBAGE)
     prepare(buffers, models)

@@ -1,21 +1,24 @@
-"""Tests of `weights.py`: whole copies only, whoever dies at whatever moment."""
+"""Tests of `shared_buffers.SharedWeights`: whole copies only, whoever dies at whatever moment."""
 
 import contextlib
 import copy
-import itertools
+import fcntl
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
-from weights import CURRENT, SharedWeights
+from shared_buffers import CURRENT, SharedWeights
 
-CPU = torch.device("cpu")
+CPU, FORK = torch.device("cpu"), multiprocessing.get_context("fork")
 SIZE = 200_000  # large enough that a copy takes a while
 
 
@@ -87,20 +90,12 @@ def halfway(look: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-class Stopped(Exception):
-    """Stands for the death of the process that writes."""
-
-
-def die() -> None:
-    raise Stopped
-
-
 def test_a_writer_that_dies_leaves_the_newest_weights_whole_and_another_goes_on() -> None:
     weights, reader = SharedWeights(make(1.0), CPU, 1), make()
     weights.publish(make(2.0), 2)
     weights.add_snapshot(make(2.0), 2)
     for write in (weights.publish, weights.publish, weights.add_snapshot):
-        with pytest.raises(Stopped), halfway(die):
+        with pytest.raises(ZeroDivisionError), halfway(lambda: 1 / 0):
             write(make(3.0), 3)
         assert (weights.refresh(reader), values_of(reader.state_dict())) == (2, {2.0})
     state, version = weights.read(reader, 0)
@@ -121,7 +116,6 @@ def write_for_ever(weights: SharedWeights) -> None:
 
 
 def test_readers_see_whole_weights_while_a_writer_is_frozen_and_killed_again_and_again() -> None:
-    context = multiprocessing.get_context("fork")
     weights, reader = SharedWeights(make(), CPU, 1), make()
     seen = set()
 
@@ -134,7 +128,7 @@ def test_readers_see_whole_weights_while_a_writer_is_frozen_and_killed_again_and
         return version
 
     for _ in range(8):
-        writer = context.Process(target=write_for_ever, args=(weights,), daemon=True)
+        writer = FORK.Process(target=write_for_ever, args=(weights,), daemon=True)
         writer.start()
         while weights.version < len(seen):  # it has begun
             pass
@@ -147,29 +141,46 @@ def test_readers_see_whole_weights_while_a_writer_is_frozen_and_killed_again_and
     assert len(seen) > 8
 
 
-def test_a_reader_reads_again_what_was_written_meanwhile_and_holds_no_writer_up() -> None:
-    weights, versions, reader = SharedWeights(make(1.0), CPU, 0), iter((10, 11, 20, 21)), make()
-    cat = torch.cat
+def read_for_ever(weights: SharedWeights, begun: Any) -> None:
+    with halfway(lambda: (begun.set(), time.sleep(1000))):
+        weights.refresh(make())
 
-    def overtake() -> None:  # two publications at a time: the second one writes where it reads
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "cat", cat)
-            for version in itertools.islice(versions, 2):
-                weights.publish(make(float(version)), version)
 
-    with halfway(overtake):
-        assert weights.refresh(reader) == 21
-    assert values_of(reader.state_dict()) == {21.0}
+def test_a_learner_waits_for_a_reader_of_the_older_weights_until_that_dies() -> None:
+    weights, begun = SharedWeights(make(1.0), CPU, 0), FORK.Event()
+    reader = FORK.Process(target=read_for_ever, args=(weights, begun), daemon=True)
+    reader.start()
+    begun.wait()
+    weights.publish(make(2.0), 2)  # into the other row
+    writer = threading.Thread(target=weights.publish, args=(make(3.0), 3))
+    writer.start()
+    writer.join(0.3)
+    assert (writer.is_alive(), weights.version) == (True, 2)
+    reader.kill()
+    writer.join(10)
+    model = make()
+    assert (weights.refresh(model), values_of(model.state_dict())) == (3, {3.0})
+
+
+def freeze_while_writing(weights: SharedWeights) -> None:
+    with halfway(lambda: os.kill(os.getpid(), signal.SIGSTOP)):
+        weights.add_snapshot(make(3.0), 3)
+
+
+def test_no_reader_waits_for_a_writer() -> None:
+    weights, reader = SharedWeights(make(1.0), CPU, 1), make()
+    weights.add_snapshot(make(2.0), 2)
+    writer = FORK.Process(target=freeze_while_writing, args=(weights,), daemon=True)
+    writer.start()
+    while psutil.Process(writer.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
+    assert (weights.refresh(reader, 0), values_of(reader.state_dict())) == (0, {1.0})
+    writer.kill()
+    writer.join()
+    assert (weights.refresh(reader, 0), values_of(reader.state_dict())) == (0, {1.0})
 
 
 # ---- on a GPU, where a copy takes effect later ----------------------------------------------------------------------
-
-
-def constant(value: float) -> nn.Module:
-    model = nn.Linear(50, 3)
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, value)
-    return model
 
 
 class SlowGPU:
@@ -204,9 +215,11 @@ class SlowWeights(SharedWeights):
 
     def __init__(self, gpu: SlowGPU) -> None:
         self.gpu = gpu
-        super().__init__(constant(0.0), CPU, 1)
+        super().__init__(make(0.0), CPU, 1)
 
     def _write(self, row: int, model: nn.Module) -> None:
+        self._lock(row, fcntl.LOCK_EX)
+        self._numbers[row] = self.WRITING
         flat = torch.cat([tensor.detach().flatten() for tensor in model.state_dict().values()])
         half = len(flat) // 2
         self.gpu.queue += [lambda: self._flat[row, :half].copy_(flat[:half]),
@@ -223,10 +236,10 @@ class SlowWeights(SharedWeights):
 
 def seen(weights: SharedWeights) -> tuple[int, set[float]]:
     """Return the newest version and its different numbers, as a reader sees them."""
-    model = constant(-1.0)
+    model = make(-1.0)
     version = weights.refresh(model)
     assert version == weights.version
-    return version, {float(value) for tensor in model.state_dict().values() for value in tensor.unique()}
+    return version, values_of(model.state_dict())
 
 
 def test_weights_count_when_a_gpu_has_copied_them_and_a_reader_never_sees_half_of_them() -> None:
@@ -235,7 +248,7 @@ def test_weights_count_when_a_gpu_has_copied_them_and_a_reader_never_sees_half_o
     reader = weights.reader()
     assert (seen(reader), gpu.waits) == ((0, {0.0}), 1)
     for version in range(1, 5):
-        weights.publish(constant(version), version, wait=False)
+        weights.publish(make(version), version, wait=False)
         while gpu.queue:
             weights.finish_publishing(wait=False)
             assert seen(reader) == (version - 1, {version - 1.0})
@@ -249,33 +262,20 @@ def test_the_next_publication_waits_for_one_that_is_not_finished_and_the_last_on
     gpu = SlowGPU()
     weights = SlowWeights(gpu)
     reader, waits = weights.reader(), gpu.waits
-    weights.publish(constant(1.0), 1, wait=False)
-    weights.publish(constant(2.0), 2, wait=False)
+    weights.publish(make(1.0), 1, wait=False)
+    weights.publish(make(2.0), 2, wait=False)
     assert (seen(reader), gpu.waits - waits) == ((1, {1.0}), 1)
     gpu.work()  # a half of the second one, into the row that was read before the first one
     assert seen(reader) == (1, {1.0})
     weights.finish_publishing()
     assert (seen(reader), gpu.waits - waits) == ((2, {2.0}), 2)
-    weights.publish(constant(3.0), 3)
+    weights.publish(make(3.0), 3)
     assert (seen(reader), gpu.waits - waits) == ((3, {3.0}), 3)
 
 
 def test_a_snapshot_is_there_when_a_gpu_has_copied_it() -> None:
-    gpu, model = SlowGPU(), constant(-1.0)
+    gpu, model = SlowGPU(), make(-1.0)
     weights = SlowWeights(gpu)
-    weights.add_snapshot(constant(5.0), 4)
+    weights.add_snapshot(make(5.0), 4)
     assert weights.reader().refresh(model, 0) == 4
-    assert model.bias.tolist() == [5.0] * 3
-
-
-def test_a_reader_whose_copy_was_overtaken_on_the_gpu_reads_again() -> None:
-    gpu = SlowGPU()
-    weights = SlowWeights(gpu)
-    reader, versions = weights.reader(), iter((1, 2))
-
-    def wait_for_own_copy() -> None:
-        for version in versions:
-            weights.publish(constant(version), version)
-
-    reader._finish_copies = wait_for_own_copy
-    assert seen(reader) == (2, {2.0})
+    assert values_of(model.state_dict()) == {5.0}

@@ -15,9 +15,8 @@ from diary import Diary
 from parts import make_config
 
 from runtime import checkpoint
-from runtime.inbox import LOAD
 from runtime.user_error import ComponentError, UserError
-from shared_buffers import WITH_WORKER
+from shared_buffers import LOAD, WITH_WORKER
 from trainer import A3C, APPO, PQL, Trainer, as_json, load
 
 SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64,

@@ -14,8 +14,8 @@ import pytest
 from learner import Learner
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from runtime.inbox import Inbox
 from runtime.user_error import ComponentError
+from shared_buffers import Inbox
 from supervisor import Supervisor
 
 SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 64,

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from runtime.inbox import SLOTS, STOP, Inbox
+from shared_buffers import SLOTS, STOP, Inbox
 
 SHAPE, SLOTS_IN_USE = (65, 4, 84, 84), 4
 

@@ -325,8 +325,8 @@ def test_at_its_limits_a_run_hands_over_no_more_file_descriptors_than_a_child_ca
     obs_space = {"obs": spaces.Box(-1, 1, (1,), np.float32), "action_mask": spaces.MultiBinary(2)}
     model = make_model(cfg, obs_space, spaces.Discrete(2))
     info = EnvInfo(["agent"], [0], [(obs_space, spaces.Discrete(2))], {"pay": 1.0})
-    buffers = SharedBuffers(cfg, info, [0] * policies, [model] * policies, [torch.device("cpu")] * policies,
-                            multiprocessing.get_context("forkserver"))
+    buffers = SharedBuffers(cfg, algorithm_class(cfg.algo)(cfg), info, [0] * policies, [model] * policies,
+                            [torch.device("cpu")] * policies, multiprocessing.get_context("forkserver"))
     handed_over = []
 
     class Child:

@@ -22,11 +22,9 @@ from model import ActorCritic
 from normalizers import ReturnNormalizer
 from reducer import Reducer
 from runtime import checkpoint
-from runtime.inbox import SLOTS
 from runtime.user_error import UserError
-from shared_buffers import HANDED_IN
+from shared_buffers import CURRENT, HANDED_IN, SLOTS
 from vtrace import gae, vtrace
-from weights import CURRENT
 
 
 def gradients(learner: Learner, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -737,7 +735,7 @@ def test_a_dataset_without_a_valid_row_changes_nothing() -> None:
     before, rate = copy.deepcopy(rig.learner.model.state_dict()), rig.state.learning_rate
     batch = rig.batch(1)
     rig.feed.next_batch.get_nowait()
-    rig.shared.weights.first_version = 100
+    rig.buffers.first_version[0] = 100
     rig.learner.train(batch)
     assert_same(before, rig.learner.model.state_dict())
     assert (rig.state.learning_rate, rig.state.sgd_steps) == (rate, 4)

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from appo import Settings
 from config import Config
-from envs.flat_spaces import obs_leaves
+from envs.flat_spaces import obs_dtype, obs_leaves
 from model import ActorCritic, make_model
 from normalizers import FixedNormalizer, ReturnNormalizer, RunningNormalizer, expand, expanded_space
-from shared_buffers import obs_dtype
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))

@@ -21,9 +21,8 @@ from learner import Learner, join_groups
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from runtime.inbox import RESUME, SLOTS, SPLIT
 from runtime.seeding import consecutive
-from shared_buffers import WITH_WORKER
+from shared_buffers import RESUME, SLOTS, SPLIT, WITH_WORKER
 
 T = 12
 AGENTS = 6
@@ -310,7 +309,7 @@ def test_agents_forget_the_hidden_states_of_weights_that_were_replaced(rnn_type:
 
     def served_at(t: int) -> list[int]:
         if t == 5:
-            rig.shared.weights.first_version = 2  # announced before the weights are there
+            rig.buffers.first_version[0] = 2  # announced before the weights are there
         if t in versions:
             rig.shared.weights.publish(rig.learner.model, versions[t])
         return [0] if t == 7 else [0, 1]  # the second split misses a row, and forgets when its turn comes

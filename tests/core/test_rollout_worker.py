@@ -12,8 +12,7 @@ from parts import make_config
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
-from runtime.inbox import PAUSE, RESUME, SLOTS, SPLIT
-from shared_buffers import WITH_WORKER
+from shared_buffers import PAUSE, RESUME, SLOTS, SPLIT, WITH_WORKER
 
 
 class Rig:

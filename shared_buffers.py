@@ -200,18 +200,22 @@ class Arena:
     """One shared tensor of bytes in which many tables lie, each with its own shape and dtype.
 
     Each shared tensor takes a file descriptor in every process, so this one is pickled, and the tables are views of it.
+    Those of larger words come first, so that each begins at a whole one.
     """
 
-    def __init__(self, tables: dict[str, Spec]) -> None:
-        """Allocate zeros; tables of larger words come first, so that each begins at a whole one."""
+    def __init__(self, tables: dict[str, Spec], device: torch.device | str = "cpu") -> None:
+        """Allocate zeros, in shared memory."""
         self.tables = tables
-        self.bytes = torch.zeros(num_bytes(tables, 1), dtype=torch.uint8).share_memory_()
+        self.bytes = torch.zeros(num_bytes(tables, 1), dtype=torch.uint8, device=device)
+        if self.bytes.is_cpu:
+            self.bytes.share_memory_()
 
     def views(self) -> dict[str, Tensor]:
         """Return the tables."""
-        parts = self.bytes.split([num_bytes({name: table}, 1) for name, table in self.tables.items()])
-        return {name: part.view(table.dtype).view(table.shape)
-                for (name, table), part in zip(self.tables.items(), parts, strict=True)}
+        by_word = sorted(self.tables, key=lambda name: -self.tables[name].dtype.itemsize)
+        parts = self.bytes.split([num_bytes({name: self.tables[name]}, 1) for name in by_word])
+        part_of = dict(zip(by_word, parts, strict=True))
+        return {name: part_of[name].view(table.dtype).view(table.shape) for name, table in self.tables.items()}
 
 
 def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int) -> dict[str, Spec]:
@@ -257,8 +261,8 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
 class SharedWeights:
     """The parameters and buffers of one policy's model, their version, and frozen snapshots of them for self-play.
 
-    The newest weights lie twice in shared memory (in GPU memory on a GPU), each time as one flat float32 vector: the
-    learner fills the older row, then names it the newest. Who writes or reads a row locks it meanwhile. The kernel
+    The newest weights lie twice in shared memory (in GPU memory on a GPU), each tensor in its own dtype: the learner
+    fills the older row, then names it the newest. Who writes or reads a row locks it meanwhile. The kernel
     keeps the lock: it frees it when its holder dies, and lets each holder see what the one before has written, on every
     processor. No reader waits, and the learner only for a reader that is still at the older row. A row whose writer
     died holds no weights, and is not the newest.
@@ -275,13 +279,13 @@ class SharedWeights:
 
     def __init__(self, model: nn.Module, device: torch.device, num_snapshots: int) -> None:
         """Publish the model's weights as version 0."""
-        size = sum(tensor.numel() for tensor in model.state_dict().values())
-        self._flat = torch.empty(self.NEWEST_ROWS + num_snapshots, size, device=device)  # one row for each copy
-        if device.type == "cpu":
-            self._flat.share_memory_()
+        rows = self.NEWEST_ROWS + num_snapshots
+        self._arena = Arena({name: Spec((rows, *tensor.shape), tensor.dtype)
+                             for name, tensor in model.state_dict().items()}, device)
+        self._tensors = self._arena.views()  # {name: [rows, ...]}
         # one tensor, since each takes a file descriptor in every process: the version of each row; then the newest row
         # and how many snapshots were taken
-        self._numbers = torch.full((self.NEWEST_ROWS + num_snapshots + 2,), self.WRITING).share_memory_()
+        self._numbers = torch.full((rows + 2,), self.WRITING).share_memory_()
         self._numbers[self.NEWEST :] = 0
         self._max_snapshots = num_snapshots
         with tempfile.TemporaryFile() as file:  # a row is one byte of it
@@ -309,8 +313,16 @@ class SharedWeights:
     def without_tensors(self) -> "SharedWeights":
         """Return the numbers alone, for a process that must not open the GPU on which the weights lie."""
         numbers = copy.copy(self)
-        del numbers._flat, numbers._locks
+        del numbers._arena, numbers._tensors, numbers._locks
         return numbers
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_tensors"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if "_arena" in state:
+            self._tensors = self._arena.views()
 
     # the writer
 
@@ -357,11 +369,8 @@ class SharedWeights:
         """Begin to write a row, which holds no weights until it has a version."""
         self._lock(row, fcntl.LOCK_EX)
         self._numbers[row] = self.WRITING
-        tensors = [tensor.flatten() for tensor in model.state_dict().values()]
-        if tensors[0].device == self._flat.device:
-            torch.cat(tensors, out=self._flat[row])
-        else:
-            self._flat[row].copy_(torch.cat(tensors))
+        state = model.state_dict()
+        torch._foreach_copy_([self._tensors[name][row] for name in state], list(state.values()))
 
     def _lock(self, row: int, kind: int) -> None:
         fcntl.lockf(self._locks.fileno(), kind, 1, row)
@@ -373,33 +382,23 @@ class SharedWeights:
 
         Where the snapshot is just being replaced, the newest weights are taken instead.
         """
-        state = model.state_dict()
-        tensors = list(state.values())
+        return self._read(model.state_dict(), snapshot)
 
-        def copy_into(row: Tensor) -> None:  # onto the device of the weights, or the CPU
-            torch._foreach_copy_(tensors, list(unflatten(row.to(tensors[0].device), state).values()))
-
-        return self._read(copy_into, snapshot)
-
-    def read(self, model: nn.Module, snapshot: int = CURRENT) -> tuple[dict[str, Tensor], int]:
-        """Return a copy of the same, {name: float32} on the CPU, and their version.
-
-        model: one with the same parameters, of any dtype; it stays as it is.
-        """
-        flat = torch.empty(self._flat.shape[1])
-        version = self._read(flat.copy_, snapshot)
-        return unflatten(flat, model.state_dict()), version
+    def read(self, snapshot: int = CURRENT) -> tuple[dict[str, Tensor], int]:
+        """Return a copy of the same, {name: tensor} on the CPU, and their version."""
+        state = {name: torch.empty_like(rows[0], device="cpu") for name, rows in self._tensors.items()}
+        return state, self._read(state, snapshot)
 
     @torch.no_grad()
-    def _read(self, copy_row: Callable[[Tensor], Any], snapshot: int) -> int:
-        """Copy a row that holds weights; return their version."""
+    def _read(self, state: dict[str, Tensor], snapshot: int) -> int:
+        """Copy a row that holds weights into these tensors; return their version."""
         while True:
             row = int(self._numbers[self.NEWEST]) if snapshot == CURRENT else self.NEWEST_ROWS + snapshot
             with contextlib.suppress(BlockingIOError):  # it is being replaced
                 self._lock(row, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 try:
                     if (version := int(self._numbers[row])) != self.WRITING:
-                        copy_row(self._flat[row])
+                        torch._foreach_copy_(list(state.values()), [self._tensors[name][row] for name in state])
                         self._finish_copies()
                         return version
                 finally:
@@ -413,15 +412,8 @@ class SharedWeights:
 
     def _mark(self) -> Any:
         """Return an event behind what was queued on a GPU; None on a CPU, where everything is finished."""
-        if self._flat.is_cpu:
-            return None
-        return torch.get_device_module(self._flat.device).current_stream(self._flat.device).record_event()
-
-
-def unflatten(flat: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parts of a vector that holds all tensors of a state dict, in their shapes, as views."""
-    parts = flat.split([tensor.numel() for tensor in state.values()])
-    return {name: part.view(tensor.shape) for (name, tensor), part in zip(state.items(), parts, strict=True)}
+        device = self._arena.bytes.device
+        return None if device.type == "cpu" else torch.get_device_module(device).current_stream(device).record_event()
 
 
 # ---- all of it ---------------------------------------------------------------------------------------------------

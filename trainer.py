@@ -184,7 +184,7 @@ class Trainer(Supervisor):
 
         The running statistics of observations and returns are among them.
         """
-        return {policy: buffers.weights.read(self.models[policy])[0]
+        return {policy: buffers.weights.read()[0]
                 for policy, buffers in enumerate(self.buffers.policies)}
 
     def set_parameters(self, parameters: str | os.PathLike | Parameters | Mapping[int, Parameters], *,

@@ -179,7 +179,7 @@ class Evaluator:
         While it plays the learner goes on, so it is the evaluator that saves: the very weights that have the score.
         """
         env_steps = int(self.buffers.env_steps.sum())
-        weights, version = self.buffers.policies[policy].weights.read(self.models[policy])
+        weights, version = self.buffers.policies[policy].weights.read()
         kinds = self.buffers.kind_of_policy
         own_kind, seed = kinds[policy], self.cfg.seed
         with left_alone(), fork_rng(self.devices):  # in serial mode training must draw the same numbers as without

@@ -143,7 +143,7 @@ def test_the_first_learner_publishes_and_keeps_snapshots_of_what_both_have_learn
     assert weights.version == first.state.sgd_steps == 2 * steps_of_second
     assert weights.num_snapshots == 2
     shared = rig.shared.shared_training.tensors()[0]
-    published = weights.read(first.model)[0]
+    published = weights.read()[0]
     for (name, _), weight in zip(first.model.named_parameters(), shared, strict=True):
         torch.testing.assert_close(published[name], weight, rtol=0, atol=0)
     assert any((one != other).any() for one, other in zip(second.model.parameters(), shared, strict=True))

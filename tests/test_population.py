@@ -158,7 +158,7 @@ class Watch:
             before = copy.deepcopy(state.state_dict())
             copy_policy(state, donor, reducer)
             self.copies.append(Copy(state.policy, donor, before, copy.deepcopy(state.state_dict()),
-                                    flat({"model": state.weights.read(state.model)[0]}), saved[donor]))
+                                    flat({"model": state.weights.read()[0]}), saved[donor]))
 
         def watched_configure(state: TrainingState) -> None:
             before = state.cfg.learning_rate
@@ -711,7 +711,7 @@ def snapshot_paths(running: APPO, policy: int = 0) -> list[Path]:
 
 def snapshot_weights(running: APPO, policy: int, number: int) -> torch.Tensor:
     weights = running.buffers.policies[policy].weights
-    return flat({"model": weights.read(learners(running)[policy].model, number)[0]})
+    return flat({"model": weights.read(number)[0]})
 
 
 def versions_of(running: APPO) -> list[int]:
@@ -756,7 +756,7 @@ def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path
         assert versions_of(resumed) == [load_checkpoint(path)["sgd_steps"] for path in paths]
         for number, path in enumerate(paths):
             assert torch.equal(snapshot_weights(resumed, 0, number), flat(load_checkpoint(path)))
-        newest = flat({"model": weights.read(learners(resumed)[0].model)[0]})
+        newest = flat({"model": weights.read()[0]})
         assert torch.equal(newest, flat(load_checkpoint(find_checkpoint(resumed.cfg.run_dir))))
         resumed.train(600)
     after = [load_checkpoint(path)["policy_steps"] // 150 for path in snapshot_paths(resumed)]

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import fcntl
+import functools
 import multiprocessing
 import os
 import signal
@@ -42,7 +43,7 @@ def test_the_newest_weights_are_those_published_last() -> None:
         weights.publish(make(float(version)), version)
         assert weights.version == version
         assert (weights.refresh(reader), values_of(reader.state_dict())) == (version, {float(version)})
-    state, version = weights.read(reader)
+    state, version = weights.read()
     weights.publish(make(21.0), 21)
     assert (version, values_of(state)) == (20, {20.0}), "a copy of its own"
 
@@ -54,29 +55,32 @@ def test_a_model_of_another_arithmetic_is_refreshed_too() -> None:
     assert reader[0].weight.dtype == torch.bfloat16
 
 
+def test_each_tensor_keeps_its_numbers_to_the_last_bit() -> None:
+    model = nn.BatchNorm1d(3)
+    model.num_batches_tracked.fill_(2**53 + 1)
+    model.register_buffer("mean", torch.tensor([1e9 + 1 / 3], dtype=torch.float64))
+    state, _ = SharedWeights(model, CPU, 0).read()
+    assert list(state) == list(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=0)
+
+
 def test_the_oldest_snapshot_is_replaced() -> None:
-    weights, reader = SharedWeights(make(), CPU, 2), make()
+    weights = SharedWeights(make(), CPU, 2)
     assert weights.num_snapshots == 0
     for version in (10, 11, 12):
         weights.add_snapshot(make(float(version)), version)
     assert weights.num_snapshots == 2
     assert [weights.snapshot_version(k) for k in range(2)] == [12, 11]
     for k, version in ((0, 12), (1, 11)):
-        state, found = weights.read(reader, k)
+        state, found = weights.read(k)
         assert (found, values_of(state)) == (version, {float(version)})
-    assert weights.read(reader)[1] == 0, "they are not the newest weights"
+    assert weights.read()[1] == 0, "they are not the newest weights"
 
 
 @contextlib.contextmanager
 def halfway(look: Callable[[], None]) -> Iterator[None]:
     """Let a function be called in the middle of every copy out of or into a model, when half of it is done."""
-    cat = torch.cat
-
-    def cat_in_two(tensors: list[torch.Tensor], out: torch.Tensor) -> None:
-        whole = cat(tensors)
-        out[: len(out) // 2] = whole[: len(out) // 2]
-        look()
-        out.copy_(whole)
 
     def copy_in_two(to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
         for number, (part, values) in enumerate(zip(to, source, strict=True)):
@@ -85,7 +89,6 @@ def halfway(look: Callable[[], None]) -> Iterator[None]:
             part.copy_(values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "cat", cat_in_two)
         patch.setattr(torch, "_foreach_copy_", copy_in_two)
         yield
 
@@ -98,7 +101,7 @@ def test_a_writer_that_dies_leaves_the_newest_weights_whole_and_another_goes_on(
         with pytest.raises(ZeroDivisionError), halfway(lambda: 1 / 0):
             write(make(3.0), 3)
         assert (weights.refresh(reader), values_of(reader.state_dict())) == (2, {2.0})
-    state, version = weights.read(reader, 0)
+    state, version = weights.read(0)
     assert (version, values_of(state)) == (2, {2.0}), "the newest in the place of the snapshot that was being replaced"
     weights.publish(make(3.0), 3)
     assert (weights.refresh(reader), values_of(reader.state_dict())) == (3, {3.0})
@@ -121,7 +124,7 @@ def test_readers_see_whole_weights_while_a_writer_is_frozen_and_killed_again_and
 
     def see_whole_copies() -> int:
         for snapshot in (0, CURRENT):
-            state, version = weights.read(reader, snapshot)
+            state, version = weights.read(snapshot)
             assert values_of(state) == {version % 100}
         version = weights.refresh(reader)
         assert values_of(reader.state_dict()) == {version % 100}
@@ -220,10 +223,8 @@ class SlowWeights(SharedWeights):
     def _write(self, row: int, model: nn.Module) -> None:
         self._lock(row, fcntl.LOCK_EX)
         self._numbers[row] = self.WRITING
-        flat = torch.cat([tensor.detach().flatten() for tensor in model.state_dict().values()])
-        half = len(flat) // 2
-        self.gpu.queue += [lambda: self._flat[row, :half].copy_(flat[:half]),
-                           lambda: self._flat[row, half:].copy_(flat[half:])]
+        for name, tensor in model.state_dict().items():
+            self.gpu.queue.append(functools.partial(self._tensors[name][row].copy_, tensor))
 
     def _mark(self) -> SlowEvent:
         return SlowEvent(self.gpu)

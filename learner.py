@@ -24,7 +24,6 @@ from config import Config
 from envs.flat_spaces import obs_dtype
 from feed import Batch, join, join_groups, select, upload
 from losses import MaskedMean
-from normalizers import hold_units
 from reducer import make_reducer
 from runtime.checkpoint import load_checkpoint, load_newest
 from runtime.machine import body_dtype, prepare
@@ -158,7 +157,6 @@ class Learner:
         """Train on a dataset, unless all ranks end or none has a valid row; then give it back to the feed."""
         if not (self.state.agree(self.reducer) and self.run_sgd(batch)):
             self.feed.allow_next()
-        hold_units(self.model, hold=False)
         self.feed.release(batch)
 
     def run_sgd(self, batch: Batch) -> bool:
@@ -174,13 +172,11 @@ class Learner:
             return False
         data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
         self.algorithm.env_steps = int(state.sampled[0])
-        hold_units(self.model)
         with torch.no_grad():
             data |= self.algorithm.prepare(self.model, data, self.ask)
         if cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
             columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
             self.model.returns.update(*columns, cfg.gamma, self.reducer)
-            self.model.returns.hold()
         steps = upload([rows for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)], self.device)
         stats, priorities = [], []
         for step, rows in enumerate(steps, 1):

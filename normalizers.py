@@ -74,28 +74,7 @@ def merge_moments(running: nn.Module, mean: Tensor, var: Tensor, count: Tensor) 
     running.count += count
 
 
-class Held:
-    """Units that are computed from running statistics whenever they are asked for, unless they are held."""
-
-    held: tuple[Tensor, ...] | None = None
-
-    def units(self) -> tuple[Tensor, ...]:
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def hold(self) -> None:
-        """Compute the units once, until `held` is None again: every SGD step of a dataset asks for the same."""
-        self.held = tuple(unit.clone() for unit in self.units())  # some are the statistics themselves, which move
-
-
-def hold_units(model: nn.Module, *, hold: bool = True) -> None:
-    """Hold the units of all normalizers of a model, or no longer."""
-    for part in model.modules():
-        if isinstance(part, Held):
-            part.hold() if hold else setattr(part, "held", None)
-
-
-class RunningNormalizer(Held, FixedNormalizer):
+class RunningNormalizer(FixedNormalizer):
     """Normalize one leaf by its running mean and standard deviation, element by element, clipped to +-5.
 
     The statistics are those of what `FixedNormalizer` would return. They move only in `update`, which the learner calls
@@ -121,7 +100,7 @@ class RunningNormalizer(Held, FixedNormalizer):
     @torch.no_grad()
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalize [B, ...] of any dtype into a new tensor of the given one."""
-        scale, center = self.held or self.units()
+        scale, center = self.units()
         fuses = obs.dtype == torch.uint8 and obs.device.type == "cpu"
         product = -center * scale if fuses else center
 
@@ -184,7 +163,7 @@ class RunningNormalizer(Held, FixedNormalizer):
         return torch.cat([mean.flatten(), (var / self.unit**2).flatten(), count])
 
 
-class ReturnNormalizer(Held, nn.Module):
+class ReturnNormalizer(nn.Module):
     """The running mean and deviation of the returns: the value head learns in these units.
 
     So the size of the rewards changes neither the learning rate of the values nor their weight in the loss. Without
@@ -213,17 +192,14 @@ class ReturnNormalizer(Held, nn.Module):
         self.register_buffer("shown", torch.zeros(()))  # the mean share of a return that a trajectory shows
         self.register_buffer("count", torch.full((), float(self.PRIOR)))
 
-    def units(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the deviation, and the limits of normalized targets."""
-        limit = self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()
-        return self.deviation_now(), -limit, limit
-
-    def deviation_now(self) -> Tensor:
+    @property
+    def deviation(self) -> Tensor:
         return torch.maximum(self.var.sqrt(), self.FLOOR * self.mean.abs()).clamp(min=1e-8)
 
     @property
-    def deviation(self) -> Tensor:
-        return self.held[0] if self.held else self.deviation_now()
+    def limit(self) -> Tensor:
+        """Return the largest normalized target; the less of a return a trajectory shows, the less that varies."""
+        return self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()
 
     def normalize(self, returns: Tensor) -> Tensor:
         """Convert returns (or values) of any shape into the units of the value head."""
@@ -231,11 +207,11 @@ class ReturnNormalizer(Held, nn.Module):
 
     def normalize_targets(self, targets: Tensor) -> Tensor:
         """Convert value targets of any shape; outlying ones, which would dominate the loss, are held within a limit."""
-        return self.normalize(targets).clamp(*(self.held or self.units())[1:]) if self.running else targets
+        return self.normalize(targets).clamp(-self.limit, self.limit) if self.running else targets
 
     def is_clamped(self, targets: Tensor) -> Tensor:
         """Return 1.0 where `normalize_targets` held a target within the limit, else 0.0."""
-        return (targets.abs() >= (self.held or self.units())[2]).float()
+        return (targets.abs() >= self.limit).float()
 
     def denormalize(self, values: Tensor) -> Tensor:
         """Convert outputs of the value head of any shape into returns."""

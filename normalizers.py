@@ -57,23 +57,6 @@ class FixedNormalizer(nn.Module):
         return (shifted / self.unit).to(dtype)
 
 
-def merge_moments(running: nn.Module, mean: Tensor, var: Tensor, count: Tensor) -> None:
-    """Merge the mean, variance and number of new values into a normalizer's running ones (Chan et al., 1979).
-
-    The running mean is the sum of two float32 buffers, `mean` and `remainder`: a mean a million deviations from 0 could
-    not move by less than a tenth of a deviation, and would stop. mean, var: of the buffers' shape; count: scalar, where
-    it is 0 nothing moves. All float64.
-    """
-    weight = count / (running.count + count).clamp(min=1)
-    exact = running.mean.double() + running.remainder
-    shift = mean - exact
-    running.var.copy_((1 - weight) * running.var + weight * var + weight * (1 - weight) * shift.square())
-    exact = exact + weight * shift
-    running.mean.copy_(exact)
-    running.remainder.copy_(exact - running.mean)
-    running.count += count
-
-
 class RunningNormalizer(FixedNormalizer):
     """Normalize one leaf by its running mean and standard deviation, element by element, clipped to +-5.
 
@@ -92,10 +75,10 @@ class RunningNormalizer(FixedNormalizer):
         self.epsilon = self.IMAGE_EPSILON if len(shape) == 3 else self.VECTOR_EPSILON
         # Until the first update images are read as if uniform on [0, 1]; vectors as they are.
         mean, var = (0.5, 1 / 12) if space.dtype == np.uint8 else (0.0, 1.0)
-        self.register_buffer("mean", torch.full(shape, mean))
-        self.register_buffer("remainder", torch.zeros(shape))
-        self.register_buffer("var", torch.full(shape, var))
-        self.register_buffer("count", torch.zeros(()))
+        # float64, as in float32 a mean a million deviations from 0 could move by no less than a tenth of a deviation
+        self.register_buffer("mean", torch.full(shape, mean, dtype=torch.float64))
+        self.register_buffer("var", torch.full(shape, var, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,14 +105,11 @@ class RunningNormalizer(FixedNormalizer):
 
     def units(self) -> tuple[Tensor, Tensor]:
         """Compute what raw values are multiplied by, after a center was subtracted; and the center."""
-        scale = (self.var + self.epsilon).rsqrt()
-        return scale / self.unit if self.unit != 1 else scale, self.center()
+        return ((self.var + self.epsilon).rsqrt() / self.unit).float(), self.center()
 
     def center(self) -> Tensor:
         """Return the mean of raw values, in float64 where they are: it must go before they are rounded."""
-        mean = self.mean if self.precision == torch.float32 else self.mean.double() + self.remainder
-        mean = mean * self.unit if self.unit != 1 else mean
-        return mean + self.shift if self.shift else mean
+        return (self.mean * self.unit + self.shift).to(self.precision)
 
     def rows_at_once(self, obs: Tensor) -> int:
         """Count the rows of [B, ...] that are worked on together; on a GPU all."""
@@ -137,13 +117,17 @@ class RunningNormalizer(FixedNormalizer):
 
     @torch.no_grad()
     def update(self, obs: Tensor, reducer: Reducer = ALONE) -> None:
-        """Merge the statistics of [B, ...], and those of the other ranks, into the running ones.
+        """Merge the statistics of [B, ...], and those of the other ranks, into the running ones (Chan et al., 1979).
 
         On a GPU nothing here waits: what depends on a count is computed either way.
         """
         for moments in reducer.gather(self.moments(obs)):
-            mean, var = moments[:-1].view(2, *self.mean.shape)
-            merge_moments(self, mean, var, moments[-1])
+            (mean, var), count = moments[:-1].view(2, *self.mean.shape), moments[-1]
+            self.count += count
+            weight = count / self.count.clamp(min=1)
+            shift = mean - self.mean
+            self.var.copy_((1 - weight) * self.var + weight * var + weight * (1 - weight) * shift.square())
+            self.mean += weight * shift
 
     def moments(self, obs: Tensor) -> Tensor:
         """Return the means, the variances and the number of [B, ...], in one float64 vector."""
@@ -186,11 +170,9 @@ class ReturnNormalizer(nn.Module):
     def __init__(self, *, running: bool = False) -> None:
         super().__init__()
         self.running = running
-        self.register_buffer("mean", torch.zeros(()))
-        self.register_buffer("remainder", torch.zeros(()))  # as in `merge_moments`
-        self.register_buffer("var", torch.zeros(()) if running else torch.ones(()))  # 0: values count as 0 at first
-        self.register_buffer("shown", torch.zeros(()))  # the mean share of a return that a trajectory shows
-        self.register_buffer("count", torch.full((), float(self.PRIOR)))
+        # 0-dimensional float64; "var" 0: values count as 0 at first; "shown": the mean share of a return in a trajectory
+        for name, value in {"mean": 0.0, "var": float(not running), "shown": 0.0, "count": self.PRIOR}.items():
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
     @property
     def deviation(self) -> Tensor:
@@ -215,7 +197,7 @@ class ReturnNormalizer(nn.Module):
 
     def denormalize(self, values: Tensor) -> Tensor:
         """Convert outputs of the value head of any shape into returns."""
-        return torch.addcmul(self.mean, values, self.deviation) if self.running else values
+        return values * self.deviation + self.mean if self.running else values
 
     @torch.no_grad()
     def update(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float,
@@ -241,14 +223,11 @@ class ReturnNormalizer(nn.Module):
         divisor = number.clamp(min=1)
         mean_sum, mean_shown = mean_sum / divisor, mean_shown / divisor
         weight = number / (self.count + divisor)
-        before_shown = torch.where(self.shown > 0, self.shown, mean_shown.float())
-        self.shown.copy_((1 - weight) * before_shown + weight * mean_shown)
-        before = self.mean.double() + self.remainder
-        mean = before + weight * (mean_sum - mean_shown * before) / torch.where(number > 0, self.shown, 1.0)
-        var = reducer.sum((sums - shown * mean).square().sum()) / divisor
-        self.var.copy_((1 - weight) * (self.var + (mean - before).square()) + weight * var)
-        self.mean.copy_(mean)
-        self.remainder.copy_(mean - self.mean)
+        self.shown.copy_(torch.where(self.shown > 0, (1 - weight) * self.shown + weight * mean_shown, mean_shown))
+        change = weight * (mean_sum - mean_shown * self.mean) / torch.where(number > 0, self.shown, 1.0)
+        self.mean += change
+        var = reducer.sum((sums - shown * self.mean).square().sum()) / divisor
+        self.var.copy_((1 - weight) * (self.var + change.square()) + weight * var)
         self.count.add_(number).clamp_(max=self.WINDOW)
 
 

@@ -23,7 +23,7 @@ from runtime.files import check_regular, replacing
 from runtime.user_error import UserError
 
 BEST, DONOR, GIVEN = "best.pt", "donor.pt", "given.pt"
-FORMAT = 1  # of the files
+FORMAT = 2  # of the files
 MAX_DEPTH, MAX_VALUES = 10, 100_000  # of dicts and lists within each other; looked at on each level
 TYPES = {"algo": str, "config": dict, "model": dict, "optimizer": dict, "population": dict, "spaces": dict,
          "score": float | int, "learning_rate": float | int, "initial_learning_rate": float | int,
@@ -154,7 +154,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # whatever the damaged bytes lead to
         raise DamagedCheckpoint(f"checkpoint {path} is damaged; choose another") from error
-    if state.get("format", FORMAT) != FORMAT:
+    if state.get("format", 1) == 1:  # running means were kept in two float32 parts
+        model = state["model"]
+        for name in [name for name in model if name.endswith(".remainder")]:
+            mean = name.removesuffix("remainder") + "mean"
+            model[mean] = model[mean].double() + model.pop(name)
+    elif state["format"] != FORMAT:
         raise UserError(f"checkpoint {path} has format {state['format']}, this program reads {FORMAT}; use the "
                         "program of its training")
     return state

@@ -107,6 +107,14 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
+def test_a_mean_that_was_kept_in_two_parts_becomes_one(tmp_path: Path) -> None:
+    parts = {"returns.mean": torch.tensor(1e6), "returns.remainder": torch.tensor(0.015)}
+    torch.save(a_state() | {"model": parts, "format": 1}, tmp_path / "checkpoint.pt")
+    model = load_checkpoint(tmp_path / "checkpoint.pt")["model"]
+    assert model.keys() == {"returns.mean"}
+    assert float(model["returns.mean"]) == pytest.approx(1e6 + 0.015, abs=1e-8)
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with make(tmp_path) as appo:
         appo.train(200)

@@ -114,7 +114,7 @@ def test_after_every_dataset_all_ranks_are_the_same(processes: Pool, tmp_path: P
 def exact(rig: Rig, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the gradients of a minibatch over all ranks, and statistics, in float64."""
     model, reducer = rig.learner.model.double(), rig.learner.reducer
-    model.arithmetic = torch.float64
+    model.arithmetic = model.normalizers[0].precision = torch.float64
     data = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in data.items()}
     model.returns.update(*(data[name].T for name in ("rewards", "terminated", "truncated", "valid")), 0.99, reducer)
     model.update_normalizers({"obs": data["obs/obs"].flatten(0, 1)}, reducer)

@@ -170,7 +170,7 @@ class ReturnNormalizer(nn.Module):
     def __init__(self, *, running: bool = False) -> None:
         super().__init__()
         self.running = running
-        # 0-dimensional float64; "var" 0: values count as 0 at first; "shown": the mean share of a return in a trajectory
+        # "var" 0: values count as 0 at first; "shown": the mean share of a return that a trajectory shows
         for name, value in {"mean": 0.0, "var": float(not running), "shown": 0.0, "count": self.PRIOR}.items():
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 

@@ -8,8 +8,8 @@ thing. Read next: `shared_buffers.py`.
 """
 
 import contextlib
-import copy
 import dataclasses
+import json
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ import cloudpickle
 
 from runtime.console import say
 from runtime.container import cpu_cores
-from runtime.files import parse_json, run_dir_of, save_settings
+from runtime.files import run_dir_of, save_settings
 from runtime.seeding import MAX_SEED
 from runtime.user_error import UserError, nearest
 
@@ -250,8 +250,8 @@ class Config:
 
     @property
     def env_arguments(self) -> dict[str, Any]:
-        with contextlib.suppress(ValueError, RecursionError):  # gymnasium copies them, too
-            return copy.deepcopy(parse_json(self.env_kwargs or "{}"))
+        with contextlib.suppress(ValueError):
+            return json.loads(self.env_kwargs or "{}")
 
     @property
     def envs_per_split(self) -> int:

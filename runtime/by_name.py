@@ -3,7 +3,6 @@
 One that is given from Python goes along with its name into every process, where a notebook's could not be imported.
 """
 
-import contextlib
 import importlib
 import re
 import sys
@@ -26,8 +25,8 @@ _USED: dict[Path, dict[str, Any]] = {}  # by the systems of this program, by the
 class Named(str):
     """The name of a function or class, or the id of an environment, which takes along what it names.
 
-    Pickled, that is by reference if other processes can import it, else by value, as it is now: so is all of a notebook
-    and of the running script, which no other process runs again.
+    Pickled, that is by reference, but what a notebook or the running script defines goes by value, as it is now: no
+    other process runs these again.
     """
 
     def __new__(cls, name: str, value: Any = None, pickled: bytes | Exception | None = None) -> "Named":
@@ -58,29 +57,12 @@ class Named(str):
 
 
 def _pickle(value: Any) -> bytes | Exception:
-    with contextlib.ExitStack() as undo:
-        module = sys.modules.get(getattr(value, "__module__", None))
-        if module is not None and not _is_importable(module.__name__):  # pytest --import-mode=importlib
-            cloudpickle.register_pickle_by_value(module)
-            undo.callback(cloudpickle.unregister_pickle_by_value, module)
-        for registered in _registered(), {}:
-            try:
-                return cloudpickle.dumps((value, registered))
-            except Exception as error:  # noqa: BLE001  whatever; it may never be sent
-                reason = error
+    for registered in _registered(), {}:
+        try:
+            return cloudpickle.dumps((value, registered))
+        except Exception as error:  # noqa: BLE001  whatever; it may never be sent
+            reason = error
     return reason
-
-
-def _is_importable(name: str) -> bool:
-    """Tell whether a module, which was imported here, can be imported in a new process."""
-    path = None
-    for end in [*(dot.start() for dot in re.finditer(r"\.", name)), len(name)]:
-        specs = (finder.find_spec(name[:end], path) for finder in sys.meta_path)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None:
-            return False
-        path = spec.submodule_search_locations
-    return True
 
 
 def _registered() -> dict[str, Any]:

@@ -6,25 +6,12 @@ import json
 import math
 import os
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from runtime.by_name import NO_MODULE
 from runtime.user_error import UserError
-
-MAX_NAME_BYTES, MAX_PATH_BYTES = 240, 3000  # 255 and 4096 are the system's, and names get endings (_old2)
-
-
-def check_regular(path: Path) -> Path:
-    """Return the path of a regular file, or of none yet.
-
-    Raises `OSError` for a pipe or a device: reading one may never end, and a file would replace it.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return path
 
 
 @contextlib.contextmanager
@@ -33,7 +20,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     A crash, at whatever moment, leaves the file before or the new one.
     """
-    temporary = check_regular(path).with_suffix(".tmp")
+    temporary = path.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as file:  # never through a link of this name
@@ -58,19 +45,7 @@ def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
     if experiment in (".", "..") or "/" in experiment:
         raise UserError(f"--experiment={experiment} is no plain name; choose the folder with --train_dir")
     name = re.sub(r"[/:]", "_", env.removeprefix(f"{NO_MODULE}:"))
-    return check_name(Path(train_dir) / (experiment or name))
-
-
-def check_name(path: Path) -> Path:
-    """Return the path of a folder that is to be made. Raises `UserError` for a name that not every program can read."""
-    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in str(path)):
-        raise UserError(f"{str(path)!r} has letters that cannot be printed; choose another --experiment or --train_dir")
-    if longest := next((part for part in path.parts if len(os.fsencode(part)) > MAX_NAME_BYTES), ""):
-        raise UserError(f"the name {longest[:20]}... is too long for a folder; use at most {MAX_NAME_BYTES} bytes in "
-                        "--experiment and --train_dir")
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise UserError(f"--train_dir={str(path)[:20]}... is too long; use at most {MAX_PATH_BYTES} bytes")
-    return path
+    return Path(train_dir) / (experiment or name)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -96,31 +71,15 @@ def add_line(path: Path, line: str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def parse_json(text: str) -> Any:
-    """Parse JSON. Raises `ValueError`, also for what is nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file of one JSON object per line, but not lines that are damaged; none where there is no file."""
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with contextlib.suppress(ValueError):
-            row = parse_json(line)
+            row = json.loads(line)
             if isinstance(row, dict):
                 rows.append(row)
     return rows
-
-
-def read_number(row: Mapping[str, Any], name: str) -> float:
-    """Return a number in a row of a file; 0: there is none, or something else."""
-    with contextlib.suppress(KeyError, TypeError, OverflowError):
-        if math.isfinite(row[name]):
-            return row[name]
-    return 0
 
 
 def finite(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +95,7 @@ def save_settings(path: Path, settings: Mapping[str, Any]) -> None:
 def load_saved(path: Path) -> dict[str, Any]:
     """Read the settings of a run, which `save_settings` wrote. Raises `UserError` when the file is damaged."""
     try:
-        saved = parse_json(check_regular(path).read_text())
+        saved = json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); use --restart_behavior=restart to begin anew") from error
     if not isinstance(saved, dict) or "env" not in saved:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config
-from runtime.files import check_regular, parse_json, write_atomically
+from runtime.files import write_atomically
 
 EVALUATION = ("eval_return", "eval_env_steps", "eval_sgd_steps")
 TOTALS = ("sgd_steps", "env_steps_trained")  # of all learners of the policy
@@ -171,7 +171,7 @@ def load_windows(path: Path, policies: Sequence[PolicyRecords], resumed_at: int 
     Policies save one after another: the run goes on with the largest count of theirs, which need not come last.
     """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        windows = parse_json(check_regular(path).read_text())
+        windows = json.loads(path.read_text())
         if windows["env_steps"] <= resumed_at:
             for policy, window in zip(policies, windows["policies"], strict=True):
                 policy.restore_window(window)

@@ -25,7 +25,7 @@ import psutil
 from config import Config
 from runtime import checkpoint
 from runtime.console import say, show_progress
-from runtime.files import add_line, check_regular, parse_json, read_lines, read_number, write_atomically
+from runtime.files import add_line, read_lines, write_atomically
 from runtime.policy_records import (
     EPISODES,
     RETURN_WINDOW,
@@ -62,9 +62,9 @@ class Records:
         self.cfg, self.run_dir, self.resumed = cfg, cfg.run_dir, resumed_at is not None
         earlier = read_summary(self.run_dir) if self.resumed else {}
         num_lost, last = cut_lost_rows(self.run_dir / "metrics.jsonl", resumed_at) if self.resumed else (0, {})
-        # seconds of training before this process; the summary may be damaged
-        self.wall_before = max(read_number(earlier, "wall_sec"), read_number(last, "wall_sec"))
-        self.episodes_before = int(read_number(last, "num_episodes"))
+        # seconds of training before this process
+        self.wall_before = max(earlier.get("wall_sec", 0), last.get("wall_sec", 0))
+        self.episodes_before = last.get("num_episodes", 0)
         self.steps_before, self.sgd_steps_before = resumed_at or 0, sum(sgd_steps)
         # a resumed policy waits for a full window: it would else be ranked by a single episode
         self.policies = [PolicyRecords(policy, earlier, steps, RETURN_WINDOW if steps else 1, resumed_at)
@@ -384,8 +384,7 @@ def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Read the summary of a run's earlier part; empty when there is none."""
     with contextlib.suppress(OSError, ValueError):
-        summary = parse_json(check_regular(run_dir / "summary.json").read_text())
-        return summary if isinstance(summary, dict) else {}
+        return json.loads((run_dir / "summary.json").read_text())
     return {}
 
 
@@ -399,7 +398,7 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
     kept = []
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # cut off by the crash
-            if parse_json(line)["env_steps"] <= env_steps:
+            if json.loads(line)["env_steps"] <= env_steps:
                 kept.append(line)
     if len(kept) < len(lines):
         write_atomically(metrics, "".join(line + "\n" for line in kept))
@@ -408,8 +407,4 @@ def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """Read the events of a population (`population.py`), but not one that a crash has cut off."""
-    def is_one(event: dict[str, Any]) -> bool:
-        return all(isinstance(event.get(name), int) for name in ("policy", "policy_steps", "env_steps")) and all(
-            isinstance(value, int | float | None) for name, value in event.items() if name != "words")
-
-    return [event for event in read_lines(run_dir / "population.jsonl") if is_one(event)]
+    return read_lines(run_dir / "population.jsonl")

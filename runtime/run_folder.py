@@ -20,7 +20,7 @@ from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
 from runtime.command_line import as_typed
-from runtime.files import check_regular, load_saved, run_dir_of, write_atomically
+from runtime.files import load_saved, run_dir_of, write_atomically
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
 
@@ -105,7 +105,6 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.E
     with refusing_files(cfg):
         if cfg.restart_behavior == "resume" and run_dir.is_dir():
             lock_folder(run_dir).close()  # nobody trains in it
-            check_own_files(run_dir)
         if cfg.restart_behavior == "resume" and checkpoint.holds_run(run_dir):
             news = describe_resume(cfg, given)
         elif run_dir.exists() and cfg.restart_behavior == "resume":
@@ -127,13 +126,6 @@ def prepare_run_dir(cfg: Config, given: Mapping[str, Any]) -> tuple[contextlib.E
                 cfg.save(run_dir / "config.json")
             (run_dir / "metrics.jsonl").open("a").close()  # later, what cannot be written ends nothing
             return lock.pop_all(), news
-
-
-def check_own_files(folder: Path) -> None:
-    """Raise `UserError` for what a run would write through, to somewhere else, or wait for."""
-    for path in (*folder.iterdir(), *folder.glob("checkpoints/**/*"), *folder.glob("tensorboard/**/*")):
-        if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-            raise UserError(f"{path} is a link, a pipe or a device; put a copy in its place, or remove it")
 
 
 @contextlib.contextmanager
@@ -169,7 +161,7 @@ def count_start(run_dir: Path) -> int:
     """
     path = run_dir / "starts.json"
     try:
-        start = int(check_regular(path).read_text())
+        start = int(path.read_text())
         if not 0 <= start < MAX_STARTS:
             raise ValueError
     except FileNotFoundError:

@@ -7,7 +7,6 @@ import pickle
 import shutil
 import sys
 import threading
-import types
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +49,6 @@ def test_what_is_named_goes_along_and_the_name_stays_text(value: Any, name: str)
     sent = pickle.loads(pickle.dumps(named))
     assert (type(sent), sent) == (Named, name)
     assert callable(find_function("encoder", sent))
-
-
-def test_a_function_of_a_module_that_no_other_process_finds_goes_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("nowhere_to_find")
-    exec("HELD = 5\ndef function(): return HELD", vars(module))
-    with monkeypatch.context() as here:
-        here.setitem(sys.modules, "nowhere_to_find", module)
-        sent = pickle.dumps(reference(module.function))
-    assert find_function("encoder", pickle.loads(sent))() == 5
 
 
 def test_a_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,8 @@
 
 import json
 import os
-import re
-import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +26,6 @@ from runtime.checkpoint import (
 )
 from runtime.files import add_line, read_lines
 from runtime.user_error import ComponentError, UserError
-from tools import plot
 from train import main as train
 from trainer import APPO
 
@@ -313,105 +308,11 @@ def test_lines_of_any_text_are_added_and_torn_ones_are_left_out(tmp_path: Path) 
     assert path.read_text().endswith('{"a": 3}\nno such file: \\udcff\n')
 
 
-# ---- a stranger's folder -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def of_a_stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stranger")
-    with make(folder) as appo:
-        appo.train(100)
-    return folder / "run"
-
-
-@pytest.fixture
-def not_for_ever() -> Iterator[None]:
-    """Let what hangs fail."""
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def become_a_pipe(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-
-
-def become_a_link(path: Path) -> None:
-    path.replace(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-def set_to(**settings: Any) -> Callable[[Path], None]:
-    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | settings)) and None
-
-
-def hold(**content: Any) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        torch.save(torch.load(path, weights_only=True) | content, path)
-    return change
-
-
-ENDLESS: Any = 0
-for _ in range(30):
-    ENDLESS = [ENDLESS] * 30
-NO_REGULAR, NOT_ITS_OWN, DAMAGED = "it is no regular file", "is a link, a pipe or a device", "damaged"
-NEWEST = "checkpoints/policy_00/checkpoint"
-
-
-@pytest.mark.usefixtures("not_for_ever")
-@pytest.mark.parametrize(("name", "change", "trains", "plays"), [
-    ("config.json", become_a_pipe, NO_REGULAR, NO_REGULAR), ("summary.json", become_a_pipe, NOT_ITS_OWN, ""),
-    ("starts.json", become_a_pipe, NOT_ITS_OWN, ""), ("metrics.jsonl", become_a_pipe, NOT_ITS_OWN, ""),
-    ("checkpoints/policy_00/best.pt", become_a_pipe, NOT_ITS_OWN, ""),
-    *((name, become_a_link, NOT_ITS_OWN, "") for name in ("metrics.jsonl", "config.json", "checkpoints")),
-    *(("config.json", set_to(**{flag: ["a"]}), f"a run of --{flag}=a,|{flag} is no name", f"{flag} is no name")
-      for flag in ("env", "algo", "encoder", "policy_mapping")),
-    ("config.json", set_to(normalize_input_keys=[["a"]]), "there is no observation", "there is no observation"),
-    *(("config.json", set_to(env_kwargs=f'{{"a":{"[" * depth}{"]" * depth}}}'), "a run of|no JSON", "is no JSON object")
-      for depth in (500, 100_000)),
-    *((NEWEST, hold(**content), DAMAGED, DAMAGED) for content in (
-        {"model": ["weights"]}, {"model": {"weights": 3}}, {"model": {1: torch.zeros(1)}}, {"optimizer": "Adam"},
-        {"optimizer": {"state": {0: {"exp_avg": "zero"}}}}, {"optimizer": {"state": {0: {"exp_avg": ENDLESS}}}},
-        {"policy_steps": "many"}, {"env_steps_trained": -1}, {"learning_rate": []}, {"score": ENDLESS},
-        {"config": {"env": ENDLESS}}, {"config": {3: 4}}, {"spaces": {"observation obs": 3}}))], ids=lambda _: "")
-def test_what_lies_in_a_strangers_folder_is_refused_in_one_line_and_not_written_through(
-        of_a_stranger: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str,
-        change: Callable[[Path], None], trains: str, plays: str) -> None:
-    shutil.copytree(of_a_stranger, tmp_path / "run")
-    change(next((tmp_path / "run").glob(f"{name}*"), tmp_path / "run" / name))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    where = ["--env=CartPole-v1", f"--train_dir={tmp_path}", "--experiment=run"]
-    for command, complaint in ((train, trains), (evaluate, plays)):
-        status = command([*where, "--episodes=1"] if command is evaluate else [*where, "--train_for_env_steps=200"])
-        err = capsys.readouterr().err
-        assert (status, err.count("\n")) == ((2, 1) if complaint else (0, 0)), err
-        assert re.search(complaint, err)
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    plot.group_runs([tmp_path / "run"])
-
-
 def test_an_optimizer_of_ones_own_may_keep_lists(tmp_path: Path) -> None:
     moments = {0: {"step": torch.tensor(1.0), "bases": [torch.eye(2), torch.eye(3)], "momentum": None, "rate": 0.1}}
     state = a_state() | {"optimizer": {"state": moments, "param_groups": [{"params": [0], "betas": (0.9, 0.99)}]}}
     save_checkpoint(state, tmp_path / "mine.pt")
     assert same(load_checkpoint(tmp_path / "mine.pt")["optimizer"], state["optimizer"])
-
-
-def test_a_file_that_is_saved_replaces_no_device_and_follows_no_link(tmp_path: Path) -> None:
-    pipe, mine = tmp_path / "pipe", tmp_path / "mine"
-    os.mkfifo(pipe)
-    mine.write_text("mine")
-    (tmp_path / "saved.tmp").symlink_to(mine)
-    with make(tmp_path) as appo:
-        with pytest.raises(UserError, match=r"pipe'\) cannot be written: .*it is no regular file"):
-            appo.save(pipe)
-        appo.save(tmp_path / "saved.pt")
-    assert pipe.is_fifo()
-    assert mine.read_text() == "mine"
-    assert load_checkpoint(tmp_path / "saved.pt")["env_steps"] == 0
 
 
 # ---- trust -------------------------------------------------------------------------------------------------------

@@ -1,11 +1,10 @@
-"""Whatever is typed, lies in a run's folder or comes from an environment: one line or a run, no traceback of ours.
+"""Whatever is typed or comes from an environment: one line or a run, no traceback of ours.
 
 Hypothesis draws the input, and shrinks what fails to something small.
 """
 
 import contextlib
 import io
-import json
 import os
 import shutil
 import string
@@ -20,12 +19,9 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-import evaluate
 import train
 from config import Config
-from runtime.checkpoint import find_checkpoint
 from runtime.user_error import EnvironmentFailure
-from tools import plot
 
 TINY = ["--env=CartPole-v1", "--experiment=run", "--serial_mode", "--device=cpu", "--num_workers=1",
         "--num_envs_per_worker=2", "--rollout=4", "--batch_size=8", "--num_epochs=1", "--num_batches_per_epoch=1",
@@ -80,63 +76,6 @@ def test_a_random_command_line_trains_or_is_refused_in_one_line(flags: list[tupl
     argv = [word for name, values in flags for word in (f"--{name}", *values)]
     status, _, err = call(train.main, *TINY, *argv)
     check(status, err)
-
-
-# ---- a run's folder ----------------------------------------------------------------------------------------------
-
-JSON = st.recursive(st.none() | st.booleans() | NUMBERS | WORDS,
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=6)
-FILES = ("config.json", "summary.json", "starts.json", "metrics.jsonl", "population.jsonl", "policy_00_cfg.json",
-         "policy_00_reward_shaping.json")
-POPULATION = ["--num_policies=2", "--with_pbt", "--pbt_period_env_steps=8", "--pbt_start_mutation=8"]
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that holds a run of a population."""
-    folder = tmp_path_factory.mktemp("population")
-    status, _, err = call(train.main, *TINY, *POPULATION, f"--train_dir={folder}")
-    assert (status, err) == (0, "")
-    return folder
-
-
-@st.composite
-def spoilt(draw: Callable[[Any], Any], text: str) -> str:
-    """Draw what may lie in the place of a file: other JSON, the same with other values, a part of it, or anything."""
-    what = draw(st.sampled_from(["json", "value", "value", "part", "text", "deep"]))
-    if what == "value":
-        lines = text.splitlines()
-        for parts in ([text], lines):
-            place = draw(st.integers(0, len(parts) - 1))
-            with contextlib.suppress(ValueError):
-                if isinstance(data := json.loads(parts[place]), dict) and data:
-                    name = draw(st.sampled_from(sorted(data)))
-                    parts[place] = json.dumps(data | {name: draw(JSON)})
-                    return "\n".join([*parts, ""])
-    if what == "deep":
-        return draw(st.sampled_from(["[", '{"env_steps":'])) * 100_000
-    if what == "part":
-        return text[: draw(st.integers(0, len(text)))]
-    return json.dumps(draw(JSON)) if what == "json" else draw(st.text())
-
-
-@settings(FEW, max_examples=1 + FEW.max_examples // 2)  # each is four commands
-@given(st.data())
-def test_a_random_file_in_a_run_folder_is_survived_or_refused_in_one_line(run_folder: Path, data: Any) -> None:
-    shutil.rmtree("train_dir", ignore_errors=True)
-    shutil.copytree(run_folder, "train_dir")
-    path = Path("train_dir", "run", data.draw(st.sampled_from(FILES)))
-    path.write_text(data.draw(spoilt(path.read_text() if path.exists() else "{}")), errors="surrogateescape")
-    checkpoint = find_checkpoint(Path("train_dir", "run")).read_bytes()
-    for main, *argv in ((plot.main, "train_dir/run", "curve.png"),
-                        (plot.main, "train_dir/run", "p.png", "--population"),
-                        (evaluate.main, *TINY[:2], "--episodes=1", "--device=cpu"),
-                        (train.main, "--env=CartPole-v1", "--experiment=run", "--train_for_env_steps=48",
-                         "--train_for_seconds=4")):
-        status, _, err = call(main, *argv)
-        check(status, err)
-        if status:
-            assert checkpoint == find_checkpoint(Path("train_dir", "run")).read_bytes(), "what was learned is lost"
 
 
 # ---- environments ------------------------------------------------------------------------------------------------

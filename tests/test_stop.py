@@ -1,5 +1,6 @@
 """Stops: by Ctrl-C at any moment, by SIGTERM and SIGHUP, of scripts; and consoles that go away, which stop nothing."""
 
+import json
 import os
 import pty
 import random
@@ -26,7 +27,6 @@ from test_train import (
 )
 from tiny_envs import Reading
 
-from runtime.files import parse_json
 from runtime.stop import AGAIN_SEC, STOP_SIGNAL
 from trainer import APPO
 
@@ -113,7 +113,7 @@ def test_a_run_that_was_stopped_on_a_busy_machine_goes_on_with_its_last_episodes
     with make() as resumed:
         after = [list(policy.returns) for policy in resumed.records.policies]
         assert ([len(returns) for returns in after], after) == ([100, 100], before)
-    episodes = parse_json((tmp_path / "first" / "episodes.json").read_text())
+    episodes = json.loads((tmp_path / "first" / "episodes.json").read_text())
     assert episodes["env_steps"] == resumed.env_steps
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runtime.command_line import OneLineParser
-from runtime.files import check_regular, parse_json, write_atomically
+from runtime.files import write_atomically
 from runtime.recorder import STEP, WAIT, Span
 from runtime.user_error import UserError
 from tools.figures import COLORS, LIGHT_GRAY, drawing
@@ -51,7 +51,7 @@ def read_trace(path: Path) -> dict[str, Spans]:
     """Read the spans of each thread. Raises `UserError` when this is no trace."""
     rows: dict[str, Spans] = {}
     try:
-        for event in parse_json(check_regular(path).read_text())["traceEvents"]:
+        for event in json.loads(path.read_text())["traceEvents"]:
             if event["ph"] == "X":
                 span = event["name"], event["ts"] / 1e3, event["dur"] / 1e3
                 rows.setdefault(event["cat"], []).append(span)

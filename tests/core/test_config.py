@@ -198,17 +198,9 @@ def test_only_times_and_what_is_infinite_by_default_may_be_infinite(algo: str) -
             assert f"--{field.name}=1" in refusal({"algo": algo, field.name: field.type(1e30)})
 
 
-@pytest.mark.parametrize(("name", "fits"), [
-    ("a" * 240, True), ("a" * 241, False), ("é" * 120, True), ("é" * 121, False), ("-x", True), ("a b 😀", True),
-    ("a\nb", False), ("a\0b", False), ("\x1b[31m", False), ("\udce9", False), (".", False), ("..", False),
-    ("a/b", False)])
-def test_names_that_no_folder_can_have_are_refused(name: str, fits: bool) -> None:
-    if fits:
-        assert make_config({"experiment": name}).run_dir.name == name
-    else:
-        assert "--experiment" in refusal({"experiment": name})
-    for folder, cure in (("b" * 300, "at most 240 bytes"), ("b/" * 2000, "at most 3000 bytes"), ("\0", "be printed")):
-        assert cure in refusal({"train_dir": folder})
+@pytest.mark.parametrize("name", [".", "..", "a/b"])
+def test_names_that_are_no_folder_of_their_own_are_refused(name: str) -> None:
+    assert "--experiment" in refusal({"experiment": name})
 
 
 @pytest.mark.parametrize(("settings", "line"), [
@@ -223,7 +215,6 @@ def test_names_that_no_folder_can_have_are_refused(name: str, fits: bool) -> Non
     ({"model": "m:make", "encoder": "e:make"}, "--model replaces the encoder and the core"),
     ({"core": "c:make", "use_rnn": True}, "--core replaces the recurrent core of --use_rnn"),
     ({"res_w": 64}, "--res_w and --res_h belong together"), ({"env_kwargs": "{"}, "--env_kwargs={ is no JSON object"),
-    ({"env_kwargs": '{"a":' + "[" * 100_000}, "[[ is no JSON object"),
     ({"normalize_input": False, "normalize_input_keys": ("obs",)}, "--normalize_input_keys needs"),
     ({"recurrence": 8}, "--recurrence=8 needs a policy with a memory"),
     ({"with_pbt": True}, "--with_pbt needs a population"),

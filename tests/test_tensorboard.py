@@ -1,12 +1,6 @@
-"""The TensorBoard page: charts, hyperparameters, resumption, a full disk, programs that follow it, such as W&B."""
+"""The TensorBoard page: charts, hyperparameters, resumption, a full disk."""
 
-import json
-import os
-import struct
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from parts import make_config
@@ -83,50 +77,3 @@ def test_what_cannot_be_written_ends_the_curves_and_is_told_once(tmp_path: Path)
     board.add_row({"loss": 1.0}, 1)
     board.add_row({"loss": 1.0}, 2)
     assert len(told) == 1
-
-
-FOLLOWED = """
-import sys
-from pathlib import Path
-import wandb
-from runtime.tensorboard import TensorBoard
-
-with wandb.init(project="test", dir=sys.argv[1], sync_tensorboard=True):
-    boards = [TensorBoard(Path(sys.argv[1], "tensorboard", f"policy_{policy:02}"), 0, print) for policy in range(2)]
-    for step in range(3):
-        for policy, board in enumerate(boards):
-            board.add_row({"mean_return": 10 * policy + step}, 100 * step)
-            board.add_text("settings", "*words*", 0)
-"""
-
-
-def read_history(path: Path) -> list[dict[str, Any]]:
-    """Read what an offline run of W&B has logged: protocol buffers in records of LevelDB's log format."""
-    from wandb.proto.wandb_internal_pb2 import Record  # noqa: PLC0415  an optional package
-
-    data, position, record, rows = path.read_bytes(), 7, b"", []
-    while position + 7 <= len(data):
-        if (left := 2**15 - position % 2**15) < 7:
-            position += left
-            continue
-        length, kind = struct.unpack_from("<HB", data, position + 4)
-        record += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            items = Record.FromString(record).history.item
-            rows += [{item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}]
-            record = b""
-    return [row for row in rows if row]
-
-
-def test_weights_and_biases_follows_every_policy_offline(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    done = subprocess.run([sys.executable, "-c", FOLLOWED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
-                          check=False, timeout=300, env=os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
-    assert done.returncode == 0, done.stderr
-    [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    rows = read_history(file)
-    for policy in range(2):
-        key = f"policy_{policy:02}/episode/return_mean"
-        assert [(row["global_step"], row[key]) for row in rows if key in row] == [
-            (100 * step, 10 * policy + step) for step in range(3)]

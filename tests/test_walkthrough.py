@@ -60,38 +60,3 @@ def test_a_command_works_and_prints_what_the_page_says_is_exact(folder: Path, co
 
 def test_excerpts_and_links_to_lines_are_those_of_the_source(capsys: pytest.CaptureFixture) -> None:
     assert excerpts.main(["--check"]) == 0, capsys.readouterr()
-
-
-SOURCE = "import math\n\n\ndef area(r):\n    square = r**2\n    return math.pi * square\n"
-STALE = """<!-- excerpt: circle.py `square = r` `return` -->
-[The square](../circle.py#L1 "square = r"), [both lines](../circle.py#L1-L2 "square = r").
-"""
-FRESH = """<!-- excerpt: circle.py `square = r` `return` -->
-```python
-square = r**2
-return math.pi * square
-```
-
-[`circle.py`, lines 5 to 6](../circle.py#L5-L6)
-[The square](../circle.py#L5 "square = r"), [both lines](../circle.py#L5-L6 "square = r").
-"""
-
-
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a page of a small repository."""
-    monkeypatch.setattr(excerpts, "ROOT", tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").touch()
-    (tmp_path / "circle.py").write_text(SOURCE)
-    page = tmp_path / "docs" / "page.md"
-    page.write_text(STALE)
-    return page
-
-
-def test_excerpts_are_filled_and_links_get_their_numbers(page: Path) -> None:
-    assert excerpts.main(["--check"]) == 1
-    assert page.read_text() == STALE
-    assert excerpts.main([]) == 0
-    assert page.read_text() == FRESH
-    assert excerpts.main(["--check"]) == 0

@@ -1,4 +1,4 @@
-"""The timeline: what is recorded, what the trace file holds, the picture."""
+"""The timeline: what is recorded, what the trace file holds."""
 
 import json
 import subprocess
@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.recorder import Recorder, Span
-from tools import timeline
-from tools.timeline import by_depth, read_trace, write_trace
+from tools.timeline import read_trace, write_trace
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,19 +54,6 @@ def test_a_trace_holds_the_window_and_is_read_back(tmp_path: Path) -> None:
     events = json.loads(path.read_text())["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["first", "second", "idle"]
-
-
-def test_without_matplotlib_the_trace_is_there_and_a_line_says_what_draws_it(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    told = timeline.write_run(tmp_path, {"worker": [Span("MainThread", "step", 0, 10**9)]}, 0, 10**9)
-    assert "pip install matplotlib" in told
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-
-
-def test_spans_are_sorted_into_outer_and_inner_ones() -> None:
-    outer, inner, innermost, after = ("o", 0.0, 4.0), ("i", 1.0, 2.0), ("m", 1.5, 0.5), ("a", 4.0, 1.0)
-    assert by_depth([innermost, inner, outer, after]) == [[outer, after], [inner], [innermost]]
 
 
 def test_every_component_is_in_the_trace_of_a_run(tmp_path: Path) -> None:

@@ -80,8 +80,3 @@ def test_two_checkouts_are_compared_in_turns_by_the_median_of_their_pairs(
     assert seen == [base, new, new, base, base, new]
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == ("median of 3: 60 -> 90 env_steps/s, 7.0 -> 7.0 CPU us a step, ratio 0.900 (0.500 to 2.000)")
-
-
-def test_what_a_run_refuses_is_one_line(capsys: pytest.CaptureFixture) -> None:
-    assert benchmark.main(["throughput", "--env=CartPole-v1", "--num_wokers=2"]) == 2
-    assert capsys.readouterr().err.startswith("benchmark.py: train.py: unknown argument --num_wokers")

@@ -1,4 +1,4 @@
-"""docs/coming_from.md: our settings, defaults and losses are as it says, its commands are ours.
+"""docs/coming_from.md: our settings and defaults are as it says, its commands are ours.
 
 What it says of the other systems was read in their source; they are not installed here.
 """
@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from parts import make_config
 
 import evaluate
 from appo import Settings
 from config import Config
 from envs.families import profile
-from losses import clipped_value_error, ppo_objective
 from runtime.command_line import make_parser
 from runtime.machine import Machine
 
@@ -96,24 +94,3 @@ def test_a_command_is_one_of_ours_and_possible(command: list[str]) -> None:
     assert cfg.experiment
     if not cfg.async_rl:  # the same number of every environment
         assert cfg.trajectories_per_dataset % (cfg.num_workers * cfg.num_envs_per_worker) == 0
-
-
-def test_flags_of_sample_factory_that_the_page_calls_something_else_are_none_here() -> None:
-    flags = {flag for row in table("its flags") for flag in re.findall(r"`(\w+)`", row["its flags"])}
-    assert len(flags) > 100
-    assert flags & FIELDS == {"eval_deterministic"}, "which is another command's there"
-
-
-def test_our_losses_are_the_numbers_of_the_page() -> None:
-    rows = table("what the policy loss raises, and what the value loss adds")
-    own = {row["what the policy loss raises, and what the value loss adds"]: [*row.values()][1:5] for row in rows[:2]}
-    header = [*rows[0]][1:5]
-    inputs = [[float(number) for number in re.findall(r"-?\d[\d.]*", text)] for text in header]
-    for words, shown in own.items():
-        clip = float(re.search(r"ppo_clip_value ([\d.]+)`", words)[1])
-        for (first, second), title, text in zip(inputs, header, shown, strict=True):
-            if title.startswith("A"):
-                value = ppo_objective(torch.tensor(second), torch.tensor(first), 0.2)
-            else:
-                value = 0.5 * clipped_value_error(torch.tensor(first), torch.tensor(1.0), torch.tensor(second), clip)
-            assert float(value) == pytest.approx(float(text), abs=5e-4), title

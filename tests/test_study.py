@@ -9,13 +9,6 @@ from tools import study
 from tools.study import Study
 
 
-@pytest.mark.parametrize(("values", "text"), [
-    ([3.04, 3.04], "3.04"), ([3.0, 4.0, None], "4 (3 to never)"), ([3.0, None, None], "never (3 to never)"),
-    ([None], "never"), ([4.5, 3.8, 4.0, 4.25], "4.125 (3.8 to 4.5)")])
-def test_a_run_that_failed_counts_as_one_without_end(values: list[float | None], text: str) -> None:
-    assert study.show(values) == text
-
-
 def test_the_table_counts_failures() -> None:
     made = Study("--env X", 8.0, [0, 1, 2], {"a": "", "b": "--c 1", "d": "--d 2"}, 18.0)
     runs = [{"flags": flags, "seed": 0, "reached": minutes < 8, "minutes": minutes, "env_steps": 100_000 * minutes,

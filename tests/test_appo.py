@@ -25,7 +25,7 @@ from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker
 from runtime import checkpoint
 from runtime.run_folder import mend_run_dir, prepare_run_dir
-from runtime.user_error import ComponentError, UserError
+from runtime.user_error import UserError
 from shared_buffers import RESUME, STOP, Spec
 from supervisor import Supervisor
 from trainer import APPO, Trainer
@@ -110,25 +110,14 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
     assert second.env_steps >= 4000
 
 
-@pytest.mark.parametrize(("settings", "fragments"), [
-    ({"algo": "apo"}, ["--algo=apo is unknown (did you mean appo?)"]),
-    ({"algo": "test_appo:TakenColumn", "experiment": "new"}, ["every trajectory has valid already"]),
-    ({"algo": "rig:PolicyGradient"}, ["holds a run of --algo=appo, not of rig:PolicyGradient"])])
-def test_another_algorithm_is_refused_with_one_line(tmp_path: Path, settings: dict[str, Any],
-                                                    fragments: list[str]) -> None:
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"algo": "apo"}, "--algo=apo"), ({"algo": "rig:PolicyGradient"}, "--algo=appo"),
+    ({"algo": "test_appo:TakenColumn", "experiment": "new"}, "valid")])
+def test_another_algorithm_is_refused(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
     first = run(tmp_path)
     given = {"train_dir": str(tmp_path), "experiment": first.cfg.experiment, "serial_mode": True} | settings
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=named):
         Supervisor("CartPole-v1", **given)
-    assert all(fragment in str(refused.value) for fragment in fragments), refused.value
-    assert "\n" not in str(refused.value)
-
-
-def test_a_system_that_has_ended_says_so_at_once(tmp_path: Path) -> None:
-    ended = run(tmp_path, serial_mode=False)
-    for use in (ended.save, ended.train):
-        with pytest.raises(ComponentError, match="this system has ended; make a new one"):
-            use()
 
 
 class TakenColumn(AsyncPPO):

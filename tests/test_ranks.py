@@ -274,10 +274,7 @@ def test_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken == [{0, 1}, {2, 5}]
 
 
-@pytest.mark.parametrize("told", [
-    {"RANK": "1"}, {"RANK": "x"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": "2"}, {"LOCAL_RANK": "1"},
-    {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
-    {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}], ids=str)
+@pytest.mark.parametrize("told", [{"RANK": "x"}, {"RANK": "1"}, {"WORLD_SIZE": "2"}], ids=str)
 def test_what_no_torchrun_says_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                       capsys: pytest.CaptureFixture, told: dict[str, str]) -> None:
     monkeypatch.setattr("runtime.ranks.CORES", sorted(os.sched_getaffinity(0)))

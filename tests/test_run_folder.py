@@ -78,31 +78,19 @@ def test_a_resumption_says_what_has_changed_and_what_is_kept(tmp_path: Path) -> 
 # ---- what cannot go together -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("saved", "given", "kind"), [
-    ({}, {"env": "Acrobot-v1"}, "env=CartPole-v1, not of Acrobot-v1"),
-    ({}, {"algo": "IMPALA"}, "algo=appo, not of impala"),
-    ({}, {"num_policies": 4}, "num_policies=1, not of 4"), ({}, {"seed": 1}, "seed=0, not of 1"),
-    ({"seed": 3}, {"seed": 0}, "seed=3, not of 0"),
-    ({"num_policies": 4}, {"num_policies": 1}, "num_policies=4, not of 1")])
-def test_a_run_of_another_kind_is_refused_with_what_helps(tmp_path: Path, saved: dict[str, Any],
-                                                          given: dict[str, Any], kind: str) -> None:
-    run_dir = save(tmp_path, **saved).run_dir
-    with pytest.raises(UserError) as refused:
-        start(tmp_path, **given)
-    assert str(refused.value) == (f"{run_dir} holds a run of --{kind}; use another --experiment NAME, or "
-                                  "--restart_behavior=restart")
-    for helps in ({"experiment": "other"}, {"restart_behavior": "restart"}):
-        assert start(tmp_path, **given | helps)
-
-
-@pytest.mark.parametrize(("name", "value"), [
-    ("env_kwargs", '{"sutton_barto_reward": true}'), ("nonlinearity", "relu"), ("obs_subtract_mean", 1.0),
-    ("obs_scale", 5.0), ("normalize_returns", False), ("normalize_input_keys", ["obs"])])
-def test_settings_with_which_the_weights_would_mean_something_else_are_refused(tmp_path: Path, name: str,
-                                                                               value: Any) -> None:
-    save(tmp_path)
-    with pytest.raises(UserError, match=f"holds a run of --{name}=.*; use another --experiment NAME"):
+@pytest.mark.parametrize(("saved", "name", "value"), [
+    *(({}, name, value) for name, value in (
+        ("env", "Acrobot-v1"), ("algo", "IMPALA"), ("num_policies", 4), ("seed", 1), ("nonlinearity", "relu"),
+        ("env_kwargs", '{"sutton_barto_reward": true}'), ("obs_subtract_mean", 1.0), ("obs_scale", 5.0),
+        ("normalize_returns", False), ("normalize_input_keys", ["obs"]))),
+    ({"seed": 3}, "seed", 0), ({"num_policies": 4}, "num_policies", 1)])
+def test_a_run_of_another_kind_or_whose_weights_would_mean_something_else_is_refused(
+        tmp_path: Path, saved: dict[str, Any], name: str, value: Any) -> None:
+    save(tmp_path, **saved)
+    with pytest.raises(UserError, match=f"holds a run of --{name}="):
         start(tmp_path, **{name: value})
+    for helps in ({"experiment": "other"}, {"restart_behavior": "restart"}):
+        assert start(tmp_path, **{name: value} | helps)
 
 
 @pytest.mark.parametrize("num_policies", [3, 5])
@@ -133,20 +121,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_another_network_is_refused_by_the_settings_that_changed(finished: Path, given: dict[str, Any],
                                                                  changed: str) -> None:
     before = sorted(finished.rglob("*"))
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=f"holds a run of another network: {changed};"):
         APPO("CartPole-v1", train_dir=str(finished.parent), experiment="run", serial_mode=True, **given)
-    assert str(refused.value) == (f"{finished} holds a run of another network: {changed}; use another --experiment "
-                                  "NAME, or --restart_behavior=restart")
     assert sorted(finished.rglob("*")) == before
 
 
 @pytest.mark.parametrize(("flags", "status", "complaint"), [
-    ([], 0, r"nothing to do: the run has 2\d\d of 200 env_steps; train on with --train_for_env_steps=400, or begin "
-     r"anew with --restart_behavior=restart"),
-    (["--train_for_env_steps=1000", "--train_for_seconds=0.001"], 0,
-     r"nothing to do: the run has 2\d\d of 1,000 env_steps, \d of 0\.001 s; train on with --train_for_seconds=\d+, "),
-    (["--train_for_seconds=0.001"], 0, r" with --train_for_env_steps=400 --train_for_seconds=\d+, or begin anew "),
-    (["--trace_sec=5"], 2, "nothing to do: the run has")])
+    ([], 0, "--train_for_env_steps=400"),
+    (["--train_for_env_steps=1000", "--train_for_seconds=0.001"], 0, r"--train_for_seconds=\d+"),
+    (["--train_for_seconds=0.001"], 0, r"--train_for_env_steps=400 --train_for_seconds=\d+"),
+    (["--trace_sec=5"], 2, "")])
 def test_a_finished_run_says_how_it_could_go_on(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture,
                                                 flags: list[str], status: int, complaint: str) -> None:
     """A trace of no training would be empty, so that a run of which one is asked cannot do what it should."""

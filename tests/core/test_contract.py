@@ -44,32 +44,25 @@ def look(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
     probe(make_config({"env": "test_contract:make_odd"}))
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (odd(step=returns(OBS, 1.0, False, {})), "step 1: step() raised TypeError: it must return observation"),
-    (odd(step=returns(OBS, 1.0, False, False, None)), "step 1: step() raised TypeError: it must return observation"),
-    (odd(reset=returns(OBS)), "step 0: reset() raised TypeError: it must return observation, info (a dict)"),
-    (odd(reset=returns(OBS, None)), "step 0: reset() raised TypeError: it must return observation, info (a dict)"),
-    (odd(reset=lambda self: (OBS, {})), "reset() raised TypeError"),
-    (odd(step=returns(OBS, [1.0, 2.0], False, False, {})), "step 1: step() raised ValueError"),
-    (odd(step=returns(OBS, None, False, False, {})), "step 1: reward is not finite"),
-    (odd(step=returns(OBS, 1.0, None, False, {})), "terminated and truncated must be True or False, not None"),
-    (odd(step=returns(OBS, 1.0, False, 0.5, {})), "terminated and truncated must be True or False, not 0.5"),
-    (odd(reset=returns(OBS, {"action_mask": [1, 0.5, 0]})), "an action mask must hold 0 and 1, not [1.  0.5 0. ]"),
-    (odd(step=returns(OBS, 1.0, False, False, {"true_objective": np.inf})), "info['true_objective'] is inf; it must"),
-    (odd(step=returns(OBS, 1.0, False, False, {"true_objective": "much"})), "step 1: step() raised ValueError"),
-    (odd(shows=np.zeros(3)), "observation 'obs' is float64 of shape (3,); its space is Box(-1.0, 1.0, (2,)"),
-    (odd(shows=None), "observation 'obs' is object of shape ()"),
-    (odd(shows=np.zeros((16, 16, 3)), observation_space=IMAGE), "observation 'obs' is float64 of shape (16, 16, 3)"),
-    (odd(shows=1.5, observation_space=spaces.Discrete(3)), "observation 'obs' is float64 of shape ()"),
-    (odd(shows=(0, OBS), observation_space=spaces.Tuple([spaces.Discrete(2)] * 2)), "observation 'obs/1' is float32"),
-    (odd(shows={"a": OBS}, observation_space=spaces.Dict(a=Fine.observation_space, b=IMAGE)), "KeyError: 'b'"),
-    (odd(action_space=None), "test_contract:make_odd"), (lambda: None, "test_contract:make_odd"),
-])
-def test_what_an_environment_must_not_be_or_return(monkeypatch: pytest.MonkeyPatch, make: Any, words: str) -> None:
-    with pytest.raises((UserError, EnvironmentFailure)) as refused:
+@pytest.mark.parametrize(("make", "word"), [
+    *((odd(step=returns(OBS, reward, *ends)), word) for reward, ends, word in (
+        (1.0, (False, {}), "step 1"), (1.0, (False, False, None), "step 1"), ([1.0, 2.0], (False, False, {}), "step 1"),
+        (None, (False, False, {}), "reward"), (1.0, (None, False, {}), "terminated"),
+        (1.0, (False, 0.5, {}), "truncated"), (1.0, (False, False, {"true_objective": np.inf}), "true_objective"),
+        (1.0, (False, False, {"true_objective": "much"}), "step 1"))),
+    (odd(reset=returns(OBS)), "step 0"), (odd(reset=returns(OBS, None)), "step 0"),
+    (odd(reset=lambda self: (OBS, {})), "reset()"),
+    (odd(reset=returns(OBS, {"action_mask": [1, 0.5, 0]})), "action mask"),
+    (odd(shows=np.zeros(3)), "'obs'"), (odd(shows=None), "'obs'"),
+    (odd(shows=np.zeros((16, 16, 3)), observation_space=IMAGE), "'obs'"),
+    (odd(shows=1.5, observation_space=spaces.Discrete(3)), "'obs'"),
+    (odd(shows=(0, OBS), observation_space=spaces.Tuple([spaces.Discrete(2)] * 2)), "'obs/1'"),
+    (odd(shows={"a": OBS}, observation_space=spaces.Dict(a=Fine.observation_space, b=IMAGE)), "'b'"),
+    (odd(action_space=None), ""), (lambda: None, "")])
+def test_what_an_environment_must_not_be_or_return(monkeypatch: pytest.MonkeyPatch, make: Any, word: str) -> None:
+    with pytest.raises((UserError, EnvironmentFailure), match="test_contract:make_odd") as refused:
         look(monkeypatch, make)
-    assert words in str(refused.value)
-    assert "test_contract:make_odd" in str(refused.value)
+    assert word in str(refused.value)
 
 
 @pytest.mark.parametrize("make", [

@@ -44,25 +44,18 @@ def give(monkeypatch: pytest.MonkeyPatch, both: tuple[spaces.Space, spaces.Space
     monkeypatch.setattr(Shows, "action_space", both[1])
 
 
-@pytest.mark.parametrize(("trained", "played", "change"), [
+@pytest.mark.parametrize(("trained", "played", "changed"), [
     ((spaces.Dict(b_signal=NUMBERS, c_noise=NUMBERS), TWO), (spaces.Dict(c_noise=NUMBERS, d_signal=NUMBERS), TWO),
-     "observation b_signal is gone and was Box((2,), float32); observation d_signal is Box((2,), float32) and was not "
-     "there"),
-    ((NUMBERS, TWO), (NUMBERS, spaces.Discrete(2, start=5)), "action is Discrete(2, start=5) and was Discrete(2)"),
-    ((spaces.Discrete(3), TWO), (spaces.Discrete(3, start=1), TWO),
-     "observation obs is Discrete(3, start=1) and was Discrete(3)"),
-    ((NUMBERS, NUMBERS), (NUMBERS, spaces.Box(-2, 2, (2,), np.float32)),
-     "action is Box([-2.0, -2.0], [2.0, 2.0], (2,), float32) and was Box([-1.0, -1.0], [1.0, 1.0], (2,), float32)"),
-    ((NUMBERS, TWO), (spaces.Box(0, 255, (2,), np.uint8), TWO),
-     "observation obs is Box((2,), uint8) and was Box((2,), float32)"),
-    ((NUMBERS, spaces.MultiDiscrete([2, 3])), (NUMBERS, spaces.MultiDiscrete([3, 2])),
-     "action is MultiDiscrete([3 2]) and was MultiDiscrete([2 3])"),
-    ((spaces.Text(9), TWO), (spaces.MultiBinary(64), TWO), "observation obs is MultiBinary(64) and was Text"),
-    ((NUMBERS, IN_ORDER), (NUMBERS, SWAPPED), "action is right Box([-1.0, -1.0], [1.0, 1.0], (2,), float32), left "
-     "Discrete(2) and was left Discrete(2), right Box([-1.0, -1.0], [1.0, 1.0], (2,), float32)")], ids=lambda _: "")
+     "observation d_signal"),
+    *(((NUMBERS, one), (NUMBERS, other), "action") for one, other in (
+        (TWO, spaces.Discrete(2, start=5)), (NUMBERS, spaces.Box(-2, 2, (2,), np.float32)), (IN_ORDER, SWAPPED),
+        (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([3, 2])))),
+    *(((one, TWO), (other, TWO), "observation obs") for one, other in (
+        (spaces.Discrete(3), spaces.Discrete(3, start=1)), (NUMBERS, spaces.Box(0, 255, (2,), np.uint8)),
+        (spaces.Text(9), spaces.MultiBinary(64))))], ids=lambda _: "")
 def test_other_spaces_are_refused_wherever_a_policy_is_loaded(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, trained: Any, played: Any,
-        change: str) -> None:
+        changed: str) -> None:
     give(monkeypatch, trained)
     with make(tmp_path, Shows) as appo:
         appo.train(40)
@@ -71,14 +64,12 @@ def test_other_spaces_are_refused_wherever_a_policy_is_loaded(
     give(monkeypatch, played)
     with make(tmp_path, Shows, "other") as other:
         for meets in (lambda: load(run_dir), lambda: make(tmp_path, Shows), lambda: other.load(run_dir)):
-            with pytest.raises(UserError) as refused:
+            with pytest.raises(UserError, match=f"was trained with other spaces: .*{changed} is "):
                 meets()
-            assert f"was trained with other spaces: {change}; give the environment its former ones, or" in str(
-                refused.value)
     capsys.readouterr()
     assert evaluate([f"--env={__name__}:Shows", f"--train_dir={tmp_path}", "--experiment=run"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert change in line
+    assert changed in line
 
 
 def test_parts_are_found_by_name_in_whatever_order_and_bounds_of_observations_do_not_matter(

@@ -55,12 +55,6 @@ def test_a3c_has_one_learner_where_there_cannot_be_more(given: dict) -> None:
     assert cfg.num_learners == 1
 
 
-def test_a3c_has_one_learner_in_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
-        monkeypatch.setenv(name, value)
-    assert "num_learners" not in settings_of(Machine(2, 0), "atari", {}, "a3c")
-
-
 @pytest.mark.parametrize("family", PROFILES)
 @pytest.mark.parametrize("machine", MACHINES, ids=str)
 @pytest.mark.parametrize("given", [{}, {"num_workers": 3}, {"encoder": "a:b"}, {"async_rl": False}], ids=str)
@@ -77,16 +71,11 @@ def test_where_sampling_and_learning_share_the_cores_they_take_turns_and_nothing
         assert samples == in_flight > usual or 0.6 < samples / usual < 1.5
 
 
-@pytest.mark.parametrize("given", [{"num_policies": 2}, {"num_learners": 2}, {"self_play_past_fraction": 0.5}], ids=str)
-@pytest.mark.parametrize("algo", ["appo", "impala", "a3c", "apex", "pql"])
-def test_several_learners_or_policies_and_other_algorithms_do_not_take_turns(given: dict, algo: str) -> None:
-    assert settings_of(Machine(2, 0), "atari", given if algo == "appo" else {}, algo)["async_rl"]
-
-
-def test_ranks_do_not_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_do_not_take_turns_and_have_one_learner_each(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     assert settings_of(Machine(2, 0), "atari", {})["async_rl"]
+    assert "num_learners" not in settings_of(Machine(2, 0), "atari", {}, "a3c")
 
 
 def test_two_cores_get_what_was_measured_there() -> None:
@@ -102,22 +91,3 @@ def test_two_cores_get_what_was_measured_there() -> None:
     assert {name: standard[name] for name in expected} == expected
     vizdoom = settings_of(Machine(2, 0), "vizdoom", {})
     assert (vizdoom["num_envs_per_worker"], vizdoom["batch_size"], vizdoom["rollout"]) == (8, 512, 32)
-
-
-def test_more_cores_get_more_environments_larger_batches_and_shorter_trajectories() -> None:
-    small, large, gpu = (settings_of(machine, "atari", {}) for machine in (
-        Machine(2, 0), Machine(16, 0), Machine(16, 1)))
-    num_envs = [settings["num_workers"] * settings["num_envs_per_worker"] for settings in (small, large, gpu)]
-    assert num_envs == [32, 256, 256]
-    assert [settings["batch_size"] for settings in (small, large, gpu)] == [512, 1024, 2048]
-    assert [settings["rollout"] for settings in (small, large, gpu)] == [64, 16, 32]
-    assert [settings["learner_threads"] for settings in (small, large, gpu)] == [2, 16, 1]
-    assert [settings["worker_num_splits"] for settings in (small, large, gpu)] == [1, 1, 2]
-
-
-@pytest.mark.parametrize(("machine", "num_policies", "expected"), [
-    (Machine(4, 0), 1, 1), (Machine(16, 0), 1, 2), (Machine(32, 0), 1, 4), (Machine(32, 0), 8, 1),
-    (Machine(4, 1), 1, 1), (Machine(16, 1), 1, 1), (Machine(64, 1), 1, 2), (Machine(64, 4), 8, 1)], ids=str)
-def test_a_gpu_needs_fewer_policy_workers(machine: Machine, num_policies: int, expected: int) -> None:
-    settings = settings_of(machine, "atari", {"num_policies": num_policies})
-    assert settings["policy_workers_per_policy"] == expected

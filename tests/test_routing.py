@@ -527,7 +527,8 @@ RULES = {
     *((RULES[name], *more) for name in ("all at once", "turns with deaths") for more in ((1, "gru"), (2, "")))])
 def test_agents_that_come_and_go(recorder: Recorder, rules: dict[str, Any], kinds: int, rnn: str) -> None:
     """Rewards go to the last action, hidden states pass over what an agent does not do."""
-    cfg = make_cfg(num_policies=4 if kinds == 2 else 3, use_rnn=bool(rnn), rnn_type=rnn or "gru")
+    cfg = make_cfg(num_policies=4 if kinds == 2 else 3, use_rnn=bool(rnn), rnn_type=rnn or "gru",
+                   rnn_num_layers=2 if rnn == "gru" else 1)
     run = play(cfg, agents_game(**rules, num_kinds=kinds), 80)
     check_routing(run, recorder)
     assert check_networks(run, recorder) >= 150

@@ -1,28 +1,25 @@
 """Recurrent policies: the learner unrolls what the policy worker computed step by step; memory stays where it belongs.
 
 An episode's first observation may lie anywhere in a trajectory: the hidden state before it is 0, no gradient passes it.
+That each agent has the hidden state of its own past, also from trajectory to trajectory, is in `test_routing.py`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from one_policy import CPU, drain, make_buffers, take_one
+from one_policy import CPU, make_buffers
 from parts import make_config
 from torch import Tensor
 
 from config import Config
-from envs.flat_spaces import Observation
-from envs.vector_env import AgentKind, Step, VectorEnv
 from learner import Learner, join_groups
 from model import make_model
 from policy_worker import PolicyWorker
-from rollout_worker import RolloutWorker
-from runtime.seeding import consecutive
-from shared_buffers import RESUME, SLOTS, SPLIT, WITH_WORKER
+from shared_buffers import SPLIT
 
 T = 12
 AGENTS = 6
@@ -30,38 +27,6 @@ OBS = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 ACTIONS = spaces.MultiDiscrete([3, 2])
 KINDS = [("gru", 1), ("gru", 2), ("lstm", 1), ("lstm", 2)]
 RECURRENCES = [T, 4, 1]
-
-
-class ShortEpisodes(VectorEnv):
-    """Observations (number / 1000, whether it is an episode's first, two random numbers); episodes of few steps."""
-
-    obs_space: ClassVar = OBS
-    action_space = ACTIONS
-
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
-        self.name, self.agents, self.kind_of_agent = "test", ["agent"], [0]
-        self.kinds = [AgentKind("test", OBS["obs"], ACTIONS, np.arange(num_envs), squash_actions=False)]
-
-    def reset(self, seed: int | Sequence[int]) -> Step:
-        self.ids = np.array([each % 1000 for each in consecutive(seed, self.num_envs)])
-        self.rng = np.random.default_rng(self.ids)
-        self.done = np.zeros(self.num_envs, bool)
-        return self.make_step(~self.done, np.zeros(self.num_envs), self.done)
-
-    def observe(self, is_first: np.ndarray) -> Observation:
-        noise = self.rng.normal(size=(self.num_envs, 2))
-        return {"obs": np.column_stack([self.ids / 1000, is_first, noise]).astype(np.float32)}
-
-    def make_step(self, is_first: np.ndarray, rewards: np.ndarray, truncated: np.ndarray) -> Step:
-        return Step([self.observe(is_first)], rewards, self.done & ~truncated, truncated, ~self.done, is_first,
-                    np.full(self.num_envs, np.nan))
-
-    def step(self, actions: list[np.ndarray]) -> Step:
-        is_first = self.done
-        self.done = ~self.done & (self.rng.random(self.num_envs) < 0.4)
-        truncated = self.done & (self.rng.random(self.num_envs) < 0.5)
-        return self.make_step(is_first, self.rng.normal(size=self.num_envs), truncated)
 
 
 def make_cfg(**settings: Any) -> Config:
@@ -84,25 +49,6 @@ class Rig:
         self.policy_worker = PolicyWorker(self.cfg, self.buffers, 0, CPU)
         self.learner = Learner(self.cfg, self.buffers, 0, 0, CPU, None, lambda report: None)
         self.learner.steps_per_pass = 20  # so that every minibatch is evaluated in several parts
-
-    def sample(self, num_trajectories: int) -> list[list[dict[str, Tensor]]]:
-        """Run the real rollout worker; return so many consecutive trajectories [T(+1), ...] of each agent."""
-        worker = RolloutWorker(self.cfg, self.buffers, 0, lambda report: None, lambda cfg, n: ShortEpisodes(n))
-        worker.handle(RESUME, 0)
-        torch.manual_seed(1)
-        by_agent: dict[int, list[dict[str, Tensor]]] = {}
-        while len(by_agent) < AGENTS or min(map(len, by_agent.values())) < num_trajectories:
-            self.policy_worker.serve([take_one(self.shared.requests)])
-            worker.handle(*take_one(self.buffers.worker_inboxes[0]))
-            for _, *slots in drain(self.shared.trajectories_done):
-                for slot in slots:
-                    data = {name: tensor[slot].clone() for name, tensor in self.trajectories.items()}
-                    by_agent.setdefault(round(1000 * float(data["obs/obs"][0, 0])), []).append(data)
-                    for tensor in self.trajectories.values():
-                        tensor[slot] = 77  # what a slot held before must never be seen again
-                self.buffers.slot_place[slots] = WITH_WORKER
-                worker.handle(SLOTS, *slots)
-        return [by_agent[agent][:num_trajectories] for agent in sorted(by_agent)]
 
     def act(self, obs: Tensor, new_episode: Tensor, states: Tensor,
             served_at: Callable[[int], Sequence[int]] = lambda t: (0, 1)) -> dict[str, Tensor]:
@@ -154,10 +100,6 @@ class Rig:
         return tuple(torch.stack(rows, 1) for rows in zip(*outputs, strict=True))
 
 
-def stack(trajectories: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([part[name] for part in trajectories]) for name in trajectories[0]}
-
-
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -171,27 +113,13 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 def test_unrolled_outputs_are_those_of_acting(rnn_type: str, layers: int, recurrence: int,
                                               learner_threads: int) -> None:
     rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers, recurrence=recurrence, learner_threads=learner_threads)
-    agents = rig.sample(5)
-    begins = stack([part for agent in agents for part in agent])["new_episode"]
-    assert begins.any(0).all(), "episodes begin in every row"
-    assert not begins.all(0).any()
-    for k in range(5):
-        data = stack([agent[k] for agent in agents])
-        parameters, values = rig.unroll(data)
-        assert_close(parameters[:, :-1], data["action_parameters"])
-        assert_close(values[:, :-1], data["values"])
-        if k < 4:  # the bootstrap observation is the next trajectory's first
-            following = stack([agent[k + 1] for agent in agents])
-            assert torch.equal(data["obs/obs"][:, -1], following["obs/obs"][:, 0])
-            assert_close(parameters[:, -1], following["action_parameters"][:, 0])
-            assert_close(values[:, -1], following["values"][:, 0])
-    assert parameters.std() > 0.1
-    assert values.std() > 0.1
-
     data = rig.act_randomly(seed=0)
     parameters, values = rig.unroll(data)
     assert_close(parameters[:, :-1], data["action_parameters"])
     assert_close(values[:, :-1], data["values"])
+    for unrolled, slow in zip((parameters, values), rig.step_by_step(data), strict=True):
+        assert_close(unrolled, slow)  # the bootstrap observation too
+        assert unrolled.std() > 0.1
 
 
 @pytest.mark.parametrize("learner_threads", [1, 2])
@@ -256,30 +184,6 @@ def test_no_gradient_of_the_learner_crosses_an_episode_start_or_a_segment(rnn_ty
 
 
 # ---- whose state it is -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
-def test_each_agent_has_the_hidden_state_of_its_own_past(rnn_type: str, layers: int) -> None:
-    """Follow every agent alone, over several trajectories, from its first observation on."""
-    rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers)
-    agents = rig.sample(4)
-    for parts in agents:
-        state = torch.zeros(1, rig.learner.model.state_size)
-        for k, part in enumerate(parts):
-            if k:
-                assert torch.equal(part["rnn_states"][0], parts[k - 1]["rnn_states"][-1])
-            is_first = part["obs/obs"][:, 1] == 1
-            assert torch.equal(part["new_episode"], is_first)
-            for t in range(T):
-                assert_close(part["rnn_states"][t], state[0])
-                state = torch.zeros_like(state) if is_first[t] else state
-                with torch.no_grad():
-                    parameters, values, state = rig.learner.model(
-                        {"obs": part["obs/obs"][t, None]}, state, torch.zeros(1, 1, dtype=torch.bool))
-                assert_close(part["action_parameters"][t], parameters[0])
-                assert_close(part["values"][t], values[0])
-    states = stack([parts[0] for parts in agents])["rnn_states"]
-    assert torch.cdist(states[:, -1], states[:, -1]).fill_diagonal_(1).min() > 0.01, "the agents' states differ"
 
 
 def test_a_hidden_state_is_forgotten_whatever_it_holds() -> None:

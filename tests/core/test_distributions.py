@@ -1,6 +1,5 @@
 """Tests of `distributions.py` against torch.distributions, for each kind of choice, any action space and masks."""
 
-import itertools
 import math
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Distribution, Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
 from distributions import (
-    FORBIDDEN,
     LOG_STD_RANGE,
     ActionDistribution,
     Categorical,
@@ -141,20 +139,6 @@ def test_the_squashed_entropy_and_its_gradient_are_on_average_those_of_a_fine_in
     for drawn, expected in ((entropy, squashed_entropy_oracle(mean, std)), (gradient[:, 0], by_mean),
                             (gradient[:, 1], by_log_std)):
         assert drawn.mean().item() == pytest.approx(expected, abs=5 * drawn.std().item() / math.sqrt(count) + 1e-5)
-
-
-def test_the_squashed_density_is_that_of_what_the_environment_gets() -> None:
-    torch.manual_seed(0)
-    count = 200_000
-    parameters = torch.tensor([0.4, math.log(0.8)], dtype=torch.float64)
-    seen = SquashedGaussian(parameters.expand(count, 2)).sample().tanh().squeeze(1)
-    edges = torch.linspace(-0.95, 0.95, 11, dtype=torch.float64)
-    for low, high in itertools.pairwise(edges):
-        points = low + (high - low) * (torch.arange(200, dtype=torch.float64) + 0.5) / 200
-        density = SquashedGaussian(parameters.expand(200, 2)).log_prob(points.atanh()[:, None]).exp()
-        share = float(density.mean() * (high - low))
-        fraction = float(((seen >= low) & (seen < high)).double().mean())
-        assert abs(fraction - share) < 6 * math.sqrt(share / count)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -291,18 +275,3 @@ def test_gradients_through_masks_are_finite_and_0_for_what_is_forbidden(dtype: t
         assert gradient.isfinite().all()
         assert gradient.any()
         assert not gradient[..., MASKABLE[~MASK]].any()
-
-
-@pytest.mark.parametrize("size", [1, 5])
-def test_a_single_allowed_option_is_certain(size: int) -> None:
-    logits = torch.full((7, size), FORBIDDEN)
-    logits[:, size // 2] = torch.linspace(-3, 3, 7)
-    categorical = Categorical(logits.requires_grad_())
-    option = torch.full((7, 1), float(size // 2))
-    assert torch.equal(categorical.sample(), option)
-    assert torch.equal(categorical.mode(), option)
-    uniform = categorical.symmetric_kl_to_uniform()
-    for value in (categorical.log_prob(option), categorical.entropy(), categorical.kl(categorical), uniform):
-        torch.testing.assert_close(value, torch.zeros(7))
-    (gradient,) = torch.autograd.grad(categorical.entropy().sum() + uniform.sum(), logits)
-    assert not gradient.any()

@@ -49,13 +49,6 @@ def test_every_weight_has_a_gradient(shape: tuple[int, ...]) -> None:
     assert all(parameter.grad.abs().sum() > 0 for parameter in encoder.parameters())
 
 
-@pytest.mark.parametrize(("height", "width", "strides"), [
-    (10, 10, [(1, 1), (1, 1)]), (32, 32, [(2, 2), (2, 2)]), (84, 84, [(4, 4), (2, 2)]),
-    (240, 320, [(4, 4), (4, 4), (2, 2)]), (10, 300, [(1, 4), (1, 4), (1, 2)])], ids=str)
-def test_an_axis_is_divided_the_more_the_longer_it_is(height: int, width: int, strides: list) -> None:
-    assert [layer.stride for layer in fitting_layers(height, width)] == strides
-
-
 # ---- both orders of axes, activation -----------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ Random choices are tested with fixed seeds: shares must lie within 5 standard de
 
 import dataclasses
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -188,26 +187,23 @@ EQUAL = dict.fromkeys(range(10), 1.0)  # 0 1 2 are best
 MIDDLING = {0: 5.0, 1: 9.0, 2: 1.0, 3: 4.0, 4: 6.0}  # 1 4 are best, 3 2 worst
 
 
-@pytest.mark.parametrize(("objectives", "policy", "donors", "mutated", "words"), [
-    (ASCENDING, 9, {None}, False, r"1 of 10, among the best"), (ASCENDING, 7, {None}, False, r"3 of 10, among"),
-    (ASCENDING, 6, {None}, True, r"4 of 10: it keeps"), (ASCENDING, 3, {None}, True, r"7 of 10: it keeps"),
-    (ASCENDING, 2, {7, 8, 9}, True, r"8 of 10, among the worst: .* copy of policy [789] \(objective [789]0\)"),
-    (ASCENDING, 0, {7, 8, 9}, False, r"10 of 10, among the worst: .* copy of policy [789]"),  # takes over, no mutation
-    (DESCENDING, 0, {None}, False, r"1 of 10, among the best"), (MIDDLING, 0, {None}, False, r"3 of 5: it keeps"),
-    (DESCENDING, 9, {0, 1, 2}, True, r"10 of 10, among the worst: .* copy of policy [012]"),
-    (CLOSE, 0, {None}, False, r"10 of 10, among the worst, but .* hardly better"),
-    (CLOSE, 1, {None}, True, r"9 of 10, among the worst, but policy [789] .* hardly better: it keeps"),
-    (EQUAL, 2, {None}, False, r"3 of 10, among the best"), (EQUAL, 9, {None}, True, r"among the worst, but .* hardly"),
-    ({4: 1.0, 6: 3.0}, 4, {6}, True, r"policy 4 \(objective 1\) is 2 of 2, among the worst"),  # those of one kind
-    ({3: 7.0}, 3, {None}, False, r"1 of 1, among the best")])
+@pytest.mark.parametrize(("objectives", "policy", "donors", "mutated", "place"), [
+    (ASCENDING, 9, {None}, False, "1 of 10"), (ASCENDING, 7, {None}, False, "3 of 10"),  # the best
+    (ASCENDING, 6, {None}, True, "4 of 10"), (ASCENDING, 3, {None}, True, "7 of 10"),
+    (ASCENDING, 2, {7, 8, 9}, True, "8 of 10"),
+    (ASCENDING, 0, {7, 8, 9}, False, "10 of 10"),  # takes over, no mutation
+    (DESCENDING, 0, {None}, False, "1 of 10"), (MIDDLING, 0, {None}, False, "3 of 5"),
+    (DESCENDING, 9, {0, 1, 2}, True, "10 of 10"),
+    (CLOSE, 0, {None}, False, "10 of 10"), (CLOSE, 1, {None}, True, "9 of 10"),  # the best are hardly better
+    (EQUAL, 2, {None}, False, "3 of 10"), (EQUAL, 9, {None}, True, "10 of 10"),
+    ({4: 1.0, 6: 3.0}, 4, {6}, True, "2 of 2"), ({3: 7.0}, 3, {None}, False, "1 of 1")])  # those of one kind
 def test_decisions(
-        objectives: dict[int, float], policy: int, donors: set[int | None], mutated: bool, words: str) -> None:
+        objectives: dict[int, float], policy: int, donors: set[int | None], mutated: bool, place: str) -> None:
     rng = seeded()
     decisions = [decide(policy, objectives, rng, fraction=0.3, **GAPS) for _ in range(100)]
     assert {decision.donor for decision in decisions} == donors
     assert {(decision.policy, decision.mutate) for decision in decisions} == {(policy, mutated)}
-    for decision in decisions:
-        assert re.search(words, decision.words), decision.words
+    assert all(f"is {place}" in decision.words for decision in decisions)
 
 
 def test_donors_are_drawn_uniformly_from_the_best() -> None:
@@ -228,14 +224,6 @@ def test_the_gap_counts_to_the_donor_that_was_drawn() -> None:
 
 def numbers(value: float | bool) -> dict[str, float | bool]:
     return {str(i): value for i in range(N)}
-
-
-@pytest.mark.parametrize("optimize_gamma", [False, True])
-def test_hyperparameters_are_the_settings_of_the_command_line(optimize_gamma: bool) -> None:
-    cfg = Settings(env="CartPole-v1", learning_rate=0.002, gamma=0.97, pbt_optimize_gamma=optimize_gamma)
-    assert tunable(cfg) == {
-        "learning_rate": 0.002, "exploration_loss_coeff": 0.003, "value_loss_coeff": 0.5, "max_grad_norm": 4.0,
-        "ppo_clip_ratio": 0.1, "ppo_clip_value": 1.0} | ({"gamma": 0.97} if optimize_gamma else {})
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.15, 1.0])
@@ -270,11 +258,6 @@ def test_gamma_changes_by_its_distance_from_1() -> None:
     assert are_factors([(1 - value) / (1 - 0.99) for value in mutated], 1.01, 1.2)
 
 
-def test_a_reward_shaping_named_gamma_is_a_number_like_any_other() -> None:
-    value = mutate({"gamma": 0.99}, {"gamma": 0.99}, seeded(), rate=1.0, smallest=1.4, largest=1.4)["gamma"]
-    assert value in (pytest.approx(0.99 * 1.4), pytest.approx(0.99 / 1.4))
-
-
 def mutations(defaults: Mapping[str, Any], count: int, **options: Any) -> list[dict[str, Any]]:
     """Mutate all numbers again and again."""
     rng, all_values = seeded(), [dict(defaults)]
@@ -303,16 +286,6 @@ def test_no_mutation_leaves_the_legal_range(settings: dict[str, float], factors:
             assert len(set(values)) > 1 or defaults[name] in (0.0, 1.0, 1e18), "it did change"
     for values in history:
         dataclasses.replace(CONFIG, **values)
-
-
-@pytest.mark.parametrize(("name", "default", "values"), [
-    ("learning_rate", 0.5, (0.5, 0.5 / 1.3)), ("learning_rate", 1e-12, (1e-12, 1.3e-12)),
-    ("learning_rate", 0.09, (0.1, 0.09 / 1.3)), ("value_loss_coeff", 1.1e-4, (1e-4, 1.43e-4))])
-def test_limits_hold_and_a_default_beyond_them_widens_them(
-        name: str, default: float, values: tuple[float, float]) -> None:
-    options = {"rate": 1.0, "smallest": 1.3, "largest": 1.3, "limits": LIMITS}
-    mutated = {mutate({name: default}, {name: default}, seeded(seed), **options)[name] for seed in range(20)}
-    assert sorted(mutated) == pytest.approx(sorted(values))
 
 
 def test_reward_shaping_keeps_its_sign_and_a_finite_size() -> None:

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import cv2
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -18,9 +17,7 @@ POSE = spaces.Box(-1, 1, (2,), np.float32)
 SPACES = {
     "image": SCREEN,
     "dict": spaces.Dict({"screen": SCREEN, "inner": spaces.Dict({"map": MAP, "pose": POSE})}),
-    "tuple": spaces.Tuple((POSE, SCREEN)),
-    "vector": POSE,
-}
+    "tuple": spaces.Tuple((POSE, SCREEN)), "vector": POSE}
 SIZE = {"res_w": 5, "res_h": 3}
 
 
@@ -61,16 +58,6 @@ class OnlyVectors(Painters):
     sees: ClassVar[dict[str, str]] = {"one": "vector", "two": "vector"}
 
 
-class Nested(gym.Env):
-    observation_space, action_space = SPACES["dict"], spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.observation_space.sample(), 0.0, False, False, {}
-
-
 def make(env: str, **settings: Any) -> VectorEnv:
     return families.make_vector_env(make_config({"env": f"test_resizing:{env}", **SIZE}, settings), 2)
 
@@ -102,39 +89,3 @@ def test_an_agent_without_images_may_play_beside_one_that_has_some() -> None:
     assert [obs["obs"].shape for obs in env.reset(0).obs] == [(2, 3, 5, 3), (2, 2)]
     with pytest.raises(UserError, match="--res_w and --res_h need uint8 images"):
         make("OnlyVectors")
-
-
-@pytest.mark.filterwarnings("ignore")  # what the game itself uses that is outdated
-def test_turn_based_games_are_resized_and_still_tell_whose_turn_it_is() -> None:
-    pytest.importorskip("pettingzoo")
-    env = families.ResizedAgents(families.convert_turns(make_painting_turns()), (3, 4))
-    vector_env = families.ParallelVectorEnv(lambda: env, 1, "turns")
-    shown = vector_env.reset(0)
-    assert shown.active.tolist() == [True, False]
-    assert shown.obs[0]["observation"].shape == (2, 4, 3, 2)
-    assert vector_env.step([np.zeros((2, 1), np.float32)]).active.tolist() == [False, True]
-
-
-def make_painting_turns() -> Any:
-    """Make connect four that shows its planes as pictures."""
-    from pettingzoo.classic import connect_four_v3  # noqa: PLC0415
-    from pettingzoo.utils.wrappers import BaseWrapper  # noqa: PLC0415
-
-    class Pictures(BaseWrapper):
-        def observation_space(self, agent: str) -> spaces.Space:
-            return spaces.Dict({"observation": spaces.Box(0, 255, (6, 7, 2), np.uint8),
-                                "action_mask": spaces.MultiBinary(7)})
-
-        def observe(self, agent: str) -> dict[str, np.ndarray]:
-            obs = super().observe(agent)
-            return {**obs, "observation": 255 * obs["observation"].astype(np.uint8)}
-
-    return Pictures(connect_four_v3.env())
-
-
-def test_one_agent_may_have_images_in_nested_dicts() -> None:
-    env = make("Nested")
-    shapes = {name: leaf.shape for name, leaf in env.kinds[0].obs_space.items()}
-    assert shapes == {"inner/map": (3, 5, 1), "inner/pose": (2,), "screen": (3, 5, 3)}
-    assert env.reset(0).obs[0]["inner/map"].shape == (2, 3, 5, 1)
-    env.close()

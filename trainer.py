@@ -13,6 +13,7 @@
 The arguments `encoder`, `encodersubtype` and `policy_kwargs` are those of AsynRL. Read next: `supervisor.py`.
 """
 
+import copy
 import dataclasses
 import json
 import os
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from config import tunable
 from runtime import checkpoint
@@ -46,7 +47,6 @@ ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
     ("resnet", "resnet_impala"): {"encoder_conv_architecture": "resnet_impala"},
     ("mlp", "mlp_mujoco"): {},  # vectors always have an MLP, --encoder_mlp_layers
 }
-MAX_STEPS = 10**18
 RECORDS_SETTINGS = ("train_for_seconds", "stop_at_return", "report_interval_sec", "save_every_sec",
                     "save_milestones_sec")
 CPU = torch.device("cpu")
@@ -74,8 +74,6 @@ class Trainer(Supervisor):
 
         Raises `UserError` for impossible settings.
         """
-        if not (isinstance(env, str) or callable(env)):
-            raise UserError(f"env is a {type(env).__name__}; give an id, or a function or class that makes one")
         given = {"num_envs_per_worker": num_envs_per_worker, "num_workers": num_workers, "device": device,
                  "env_kwargs": env_kwargs, **settings}
         for more in (encoder_settings(encoder or "", encodersubtype or ""), policy_kwargs or {}):
@@ -85,8 +83,8 @@ class Trainer(Supervisor):
         given = {name: plain(value) for name, value in given.items() if value is not None}
         if "device" in given:
             given["device"] = "cuda" if str(given["device"]) == "gpu" else str(given["device"])
-        if "env_kwargs" in given:
-            given["env_kwargs"] = as_json(given["env_kwargs"])
+        if not isinstance(given.get("env_kwargs", ""), str):
+            given["env_kwargs"] = json.dumps(given["env_kwargs"])
         self._policies: dict[int, Policy] = {}  # for predict()
         self._in_callback = False
         super().__init__(env, **given)
@@ -115,33 +113,27 @@ class Trainer(Supervisor):
         self._check_alive()
         if self.records.begun is not None:
             raise UserError("train() is running already; a callback stops it by returning False")
-        steps = plain(train_for_env_steps)
-        is_number = isinstance(steps, int | float)
-        if steps is not None and not (is_number and 0 < steps <= MAX_STEPS and steps == int(steps)):
-            raise UserError(f"train_for_env_steps={steps!r} must be a whole number above 0 (at most 1e18)")
-        if not (callback is None or callable(callback)):
-            raise UserError(f"callback={callback!r} must be a function of a report")
+        if train_for_env_steps is not None and train_for_env_steps <= 0:
+            raise UserError(f"train_for_env_steps={train_for_env_steps} must be above 0")
         before = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
-        begun, told, failure = time.monotonic(), self.records.row, []
-
-        answers = iter(lambda: bool(should_stop()), True)  # who has answered True is not asked again
+        begun, told, stops, failure = time.monotonic(), self.records.row, False, []
 
         def ask() -> bool:
             """Tell the callback of a new row; return whether it or should_stop() asks for a stop, or has failed."""
-            nonlocal told
-            row, is_new = self.records.row, callback is not None and self.records.row is not told
-            if failure:
-                return True
+            nonlocal told, stops
+            row, is_new = self.records.row, self.records.row is not told
             told, self._in_callback = row, True
             try:
-                return (is_new and "env_steps" in row and plain(callback(dict(row))) is False) or next(answers, True)
+                stops = stops or bool(should_stop())
+                if callback and is_new and "env_steps" in row:
+                    stops = callback(dict(row)) is False or stops
             except BaseException as error:  # noqa: BLE001  raised again when the training has paused
                 failure.append(error)
-                return True
-            finally:
-                self._in_callback = False
+                stops = True
+            self._in_callback = False
+            return stops
 
-        super().train(None if steps is None else int(steps), ask)
+        super().train(train_for_env_steps, ask)
         ask()
         if failure:
             raise failure[0]
@@ -273,7 +265,7 @@ class Trainer(Supervisor):
             check_policy(policy, self.cfg)
             if state.get("algo", self.cfg.algo) != self.cfg.algo:
                 raise UserError(f"the checkpoint is of --algo={state['algo']}, not of {self.cfg.algo}; choose another")
-            state["model"] = fit(state["model"], self.models[policy].state_dict(), policy)
+            state["model"] = fit(state["model"], self.models[policy], policy)
         paths = [checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.GIVEN for policy in states]
         try:
             for state, path in zip(states.values(), paths, strict=True):
@@ -336,20 +328,6 @@ def plain(value: Any) -> Any:
     return value.item() if is_number else value
 
 
-def as_json(env_kwargs: str | Mapping[str, Any]) -> str:
-    """Write arguments of an environment's maker for the processes that make it. Raises `UserError`."""
-    if isinstance(env_kwargs, str):
-        return env_kwargs
-    try:
-        text = json.dumps(dict(env_kwargs))
-        if json.loads(text) != dict(env_kwargs):
-            raise ValueError(f"they would arrive as {text}: its keys are texts, it has no tuples and no nan")
-        return text
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"env_kwargs must be what JSON can hold ({error}); or give a function that makes the "
-                        "environment") from error
-
-
 def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:
     """Return the settings that the arguments `encoder` and `encodersubtype` mean. Raises `UserError`."""
     if not isinstance(encoder, str) or ":" in encoder or not (encoder or subtype):
@@ -363,29 +341,14 @@ def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:
     raise UserError(f"encoder={encoder!r} with encodersubtype={subtype!r} is unknown; use one of {known}, or a class")
 
 
-def fit(given: Mapping[str, Any], own: Parameters, policy: int) -> dict[str, Tensor]:
-    """Return parameters as tensors. Raises `UserError` where they differ from a policy's own in names or shapes."""
-    whose = f"the parameters of policy {policy}"
-    if not isinstance(given, Mapping):
-        raise UserError(f"{whose} are a {type(given).__name__}; give a state dict")
-    for name in sorted(own.keys() - given.keys()):
-        raise UserError(f"{whose} lack {name!r}")
-    for name in sorted(given.keys() - own.keys(), key=str):
-        raise UserError(f"{whose} have no {name!r}{nearest(name, own)}")
-    state = {}
-    for name, tensor in own.items():
-        try:
-            value = torch.as_tensor(given[name]).detach()
-            if value.is_complex():
-                raise TypeError("complex numbers")
-            state[name] = value.to("cpu", tensor.dtype, copy=True)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"{whose}: {name} is no tensor ({error})") from error
-        if state[name].shape != tensor.shape:
-            raise UserError(f"{whose}: {name} has the shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
-        if not state[name].isfinite().all():
-            raise UserError(f"{whose}: {name} is not finite")
-    return state
+def fit(given: Parameters, model: nn.Module, policy: int) -> dict[str, Tensor]:
+    """Return parameters as those of a model. Raises `UserError` where they differ from its own in names or shapes."""
+    model = copy.deepcopy(model)
+    try:
+        model.load_state_dict(given)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"the parameters of policy {policy} do not fit: {error}") from error
+    return model.state_dict()
 
 
 # ---- the system with each algorithm --------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ Read next: `vtrace.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import Algorithm, Data, Loss
-from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
+from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
 from envs.flat_spaces import action_leaves
 from losses import (
     MaskedMean,
@@ -32,7 +31,8 @@ from runtime.user_error import UserError
 from vtrace import gae, vtrace
 
 
-@dataclass(frozen=True)
+@settings(rollout=64, batch_size=512, num_batches_per_epoch=4, num_epochs=4, max_grad_norm=1.0, adam_eps=1e-5,
+          learning_rate=1e-3, lr_schedule="kl_adaptive", lr_schedule_kl_threshold=0.015, lr_adaptive_max=2e-3)
 class Settings(Config):
     """The settings of APPO beside those of every algorithm."""
 
@@ -41,15 +41,15 @@ class Settings(Config):
     vtrace_rho: float = option(1.0, "appo", "rho_bar, the truncation of the weights of the V-trace TD errors",
                                bounds=POSITIVE)
     vtrace_c: float = option(1.0, "appo", "c_bar, the truncation of the V-trace traces", bounds=POSITIVE)
-    ppo_clip_ratio: float = option(0.1, "appo", "clip pi/mu to [1/(1+eps), 1+eps] in the policy loss; 0: off",
+    ppo_clip_ratio: float = option(0.2, "appo", "clip pi/mu to [1/(1+eps), 1+eps] in the policy loss; 0: off",
                                    bounds=NOT_NEGATIVE, tune=(1e-3, 1.0))
-    ppo_clip_value: float = option(1.0, "appo", "largest change of a value from the one predicted when acting that "
+    ppo_clip_value: float = option(0.0, "appo", "largest change of a value from the one predicted when acting that "
                                    "still gets a gradient, in units of the value head; 0: off", bounds=NOT_NEGATIVE,
                                    tune=(1e-3, 1e3))
     value_loss_coeff: float = option(0.5, "appo", "weight of the value loss", bounds=NOT_NEGATIVE, tune=(1e-4, 100.0))
     exploration_loss: str = option("entropy", "appo", "keep the policy random by its entropy or its symmetric KL to "
                                    "the uniform policy", ("entropy", "symmetric_kl"))
-    exploration_loss_coeff: float = option(0.003, "appo", "weight of the exploration loss", bounds=NOT_NEGATIVE,
+    exploration_loss_coeff: float = option(0.01, "appo", "weight of the exploration loss", bounds=NOT_NEGATIVE,
                                            tune=(1e-8, 1.0))
     exploration_loss_decay_env_steps: int = option(0, "appo", "the weight falls linearly to 0 over so many env_steps, "
                                                    "resumes included; 0: it stays", bounds=NOT_NEGATIVE)
@@ -57,38 +57,26 @@ class Settings(Config):
                                   bounds=NOT_NEGATIVE)
 
 
-# what learns well in each family; `envs/families.py` has what belongs to the environments
-COMMON = {"num_batches_per_epoch": 4, "num_epochs": 4, "lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 0.015,
-          "adam_eps": 1e-5, "ppo_clip_ratio": 0.2, "ppo_clip_value": 0.0, "max_grad_norm": 1.0}
+# what learns better in each family; `envs/families.py` has what belongs to the environments
 PROFILES: dict[str, dict[str, Any]] = {
-    "atari": COMMON | {
-        "rollout": 64, "batch_size": 1024, "learning_rate": 3e-4, "lr_adaptive_max": 2e-3, "normalize_returns": False,
-        "value_loss_coeff": 1.0, "exploration_loss_coeff": 0.01, "without_gpu": {"batch_size": 512},
+    "atari": {
+        "batch_size": 1024, "learning_rate": 3e-4, "normalize_returns": False, "value_loss_coeff": 1.0,
+        "without_gpu": {"batch_size": 512},
         "async_rl": False},  # in turns, but where a GPU learns (`runtime/machine.py`)
-    "classic_control": COMMON | {
-        "rollout": 32, "batch_size": 256, "learning_rate": 1e-3, "lr_adaptive_max": 2e-3, "kl_loss_coeff": 1.0,
-        "exploration_loss_coeff": 0.0},
-    "box2d": COMMON | {
-        "rollout": 64, "batch_size": 512, "learning_rate": 1e-3, "lr_adaptive_max": 2e-3, "gamma": 0.995,
-        "gae_lambda": 0.97, "exploration_loss_coeff": 0.005},
-    "mujoco": COMMON | {
-        "rollout": 64, "batch_size": 1024, "learning_rate": 1e-3, "lr_schedule": "linear_decay",
-        "exploration_loss_coeff": 0.0},
-    "minigrid": COMMON | {
+    "classic_control": {"rollout": 32, "batch_size": 256, "kl_loss_coeff": 1.0, "exploration_loss_coeff": 0.0},
+    "box2d": {"gamma": 0.995, "gae_lambda": 0.97, "exploration_loss_coeff": 0.005},
+    "mujoco": {"batch_size": 1024, "lr_schedule": "linear_decay", "exploration_loss_coeff": 0.0},
+    "minigrid": {
         # A solved task gives a deterministic policy, whose few and sudden changes no KL announces: the rate is at its
         # bound when they come. A penalty on the KL holds the policy where it acted, a large epsilon Adam's steps small.
-        "rollout": 64, "batch_size": 512, "learning_rate": 1e-3, "lr_adaptive_max": 1e-3, "adam_eps": 3e-4,
-        "kl_loss_coeff": 1.0, "exploration_loss_coeff": 0.03, "max_grad_norm": 0.5},
-    "vizdoom": COMMON | {
-        "rollout": 32, "batch_size": 512, "num_batches_per_epoch": 2, "num_epochs": 2, "learning_rate": 3e-4,
-        "lr_adaptive_max": 1e-3, "exploration_loss_coeff": 0.01},
-    "pettingzoo": COMMON | {
-        "rollout": 32, "batch_size": 1024, "num_batches_per_epoch": 2, "learning_rate": 5e-4, "lr_adaptive_max": 2e-3,
-        "exploration_loss_coeff": 0.01},
-    "other": COMMON | {
-        "rollout": 64,  # an LSTM learned to remember 51 steps with 64, not with 32
-        "batch_size": 512, "learning_rate": 3e-4, "lr_adaptive_max": 5e-4, "kl_loss_coeff": 1.0,
-        "exploration_loss_coeff": 0.02, "max_grad_norm": 0.2},
+        "lr_adaptive_max": 1e-3, "adam_eps": 3e-4, "kl_loss_coeff": 1.0, "exploration_loss_coeff": 0.03,
+        "max_grad_norm": 0.5},
+    "vizdoom": {
+        "rollout": 32, "num_batches_per_epoch": 2, "num_epochs": 2, "learning_rate": 3e-4, "lr_adaptive_max": 1e-3},
+    "pettingzoo": {"rollout": 32, "batch_size": 1024, "num_batches_per_epoch": 2, "learning_rate": 5e-4},
+    "other": {
+        "learning_rate": 3e-4, "lr_adaptive_max": 5e-4, "kl_loss_coeff": 1.0, "exploration_loss_coeff": 0.02,
+        "max_grad_norm": 0.2},
 }
 
 

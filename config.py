@@ -54,6 +54,17 @@ def option(default: Any, group: str, help_text: str, choices: Sequence[str] | No
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def settings(**defaults: Any) -> Callable[[type], type]:
+    """Return a decorator that makes a class a frozen dataclass, in which inherited settings have other defaults."""
+    def decorate(cls: type) -> type:
+        for name, default in defaults.items():
+            inherited = cls.__dataclass_fields__[name]
+            cls.__annotations__[name] = inherited.type
+            setattr(cls, name, dataclasses.field(default=default, metadata=inherited.metadata))
+        return dataclass(frozen=True)(cls)
+    return decorate
+
+
 def max_workers(num_policies: int = 1, num_learners: int = 1) -> int:
     """Return how many rollout workers there can be beside so many policies with so many learners each.
 
@@ -336,15 +347,11 @@ def _validate(c: Config) -> None:
         _validate_hogwild(c)
     if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:
         raise UserError(f"--lr_adaptive_min={c.lr_adaptive_min} is above --lr_adaptive_max={c.lr_adaptive_max}")
-    if c.num_envs_per_worker % c.worker_num_splits:
-        lower = c.num_envs_per_worker - c.num_envs_per_worker % c.worker_num_splits
-        fits = f"{lower} or {lower + c.worker_num_splits}" if lower else f"{c.worker_num_splits}"
-        raise UserError(f"--num_envs_per_worker={c.num_envs_per_worker} cannot be divided into "
-                        f"--worker_num_splits={c.worker_num_splits}; use {fits}")
-    if c.batch_size % c.rollout:
-        lower = c.batch_size - c.batch_size % c.rollout
-        fits = f"{lower} or {lower + c.rollout}" if lower else f"{c.rollout}"
-        raise UserError(f"--batch_size={c.batch_size} is not a multiple of --rollout={c.rollout}; use {fits}")
+    for name, part in (("num_envs_per_worker", "worker_num_splits"), ("batch_size", "rollout")):
+        whole, unit = getattr(c, name), getattr(c, part)
+        if whole % unit:
+            fits = " or ".join(str(multiple * unit) for multiple in (whole // unit, whole // unit + 1) if multiple)
+            raise UserError(f"--{name}={whole} is not a multiple of --{part}={unit}; use {fits}")
     _validate_population(c)
 
 

@@ -20,27 +20,32 @@ from torch import Tensor, nn
 
 from algorithm import Data
 from algorithms.impala import PolicyGradient, PolicyGradientSettings
+from config import settings
 from vtrace import gae
 
 # measured for Atari and classic control without a memory (docs/tried.md), for the others not
-COMMON: dict[str, Any] = {
-    "num_learners": 2, "num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 7e-4}
+COMMON: dict[str, Any] = {"num_learners": 2}
 PROFILES: dict[str, dict[str, Any]] = {
-    "atari": COMMON | {"rollout": 16, "batch_size": 256, "normalize_returns": False},
+    "atari": COMMON | {"rollout": 16, "normalize_returns": False},
     "classic_control": COMMON | {"rollout": 16, "batch_size": 128, "learning_rate": 1e-3},
-    "box2d": COMMON | {"rollout": 32, "batch_size": 256, "gamma": 0.995},
-    "mujoco": COMMON | {"rollout": 32, "batch_size": 512, "exploration_loss_coeff": 0.0},
-    "minigrid": COMMON | {"rollout": 32, "batch_size": 256, "max_grad_norm": 0.5},
-    "vizdoom": COMMON | {"rollout": 32, "batch_size": 512},
-    "pettingzoo": COMMON | {"rollout": 32, "batch_size": 512},
+    "box2d": COMMON | {"gamma": 0.995},
+    "mujoco": COMMON | {"batch_size": 512, "exploration_loss_coeff": 0.0},
+    "minigrid": COMMON | {"max_grad_norm": 0.5},
+    "vizdoom": COMMON | {"batch_size": 512},
+    "pettingzoo": COMMON | {"batch_size": 512},
     "other": COMMON | {"rollout": 64, "batch_size": 512},
 }
+
+
+@settings(rollout=32, batch_size=256, learning_rate=7e-4)
+class Settings(PolicyGradientSettings):
+    """The settings of A3C."""
 
 
 class NStepGradient(PolicyGradient):
     """The policy gradient with n-step returns."""
 
-    Settings = PolicyGradientSettings
+    Settings = Settings
     profiles = PROFILES
 
     def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:

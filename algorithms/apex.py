@@ -18,7 +18,6 @@ The bias of the n-step return, which takes the exploring actions for the best on
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from algorithm import Data, Loss
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
-from config import POSITIVE, Config, option
+from config import POSITIVE, Config, option, settings
 from distributions import FORBIDDEN
 from losses import MaskedMean
 from model import ActorCritic
@@ -38,7 +37,7 @@ from shared_buffers import Spec
 EPSILON_BASE, EPSILON_POWER = 0.4, 7.0
 
 
-@dataclass(frozen=True)
+@settings(rollout=32, batch_size=128, num_batches_per_epoch=4, learning_rate=2.5e-4, max_grad_norm=40.0)
 class Settings(ReplaySettings):
     """The settings of Ape-X."""
 
@@ -46,12 +45,9 @@ class Settings(ReplaySettings):
                                          bounds=POSITIVE)
 
 
-COMMON: dict[str, Any] = {
-    "num_batches_per_epoch": 4, "max_grad_norm": 40.0, "learning_rate": 2.5e-4, "rollout": 32, "batch_size": 128}
-FAMILIES = ("atari", "box2d", "mujoco", "minigrid", "vizdoom", "pettingzoo", "other")
-PROFILES: dict[str, dict[str, Any]] = dict.fromkeys(FAMILIES, COMMON) | {
-    "vizdoom": COMMON | {"replay_size": 100_000},
-    "classic_control": COMMON | {
+PROFILES: dict[str, dict[str, Any]] = {
+    "vizdoom": {"replay_size": 100_000},
+    "classic_control": {
         "rollout": 16, "batch_size": 64, "learning_rate": 3e-4, "replay_size": 50_000, "replay_warmup": 1_024,
         "replay_ratio": 16.0}}
 

@@ -17,19 +17,18 @@ when with 2e-5 it was learned). The learning rate is constant unless --lr_schedu
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from algorithm import Algorithm, Data, Loss
-from config import NOT_NEGATIVE, POSITIVE, Config, option
+from config import NOT_NEGATIVE, POSITIVE, Config, option, settings
 from losses import MaskedMean, decayed, describe, moments_of
 from vtrace import vtrace
 
 
-@dataclass(frozen=True)
+@settings(max_grad_norm=1.0)
 class PolicyGradientSettings(Config):
     """The settings of a policy gradient beside those of every algorithm."""
 
@@ -42,7 +41,7 @@ class PolicyGradientSettings(Config):
     optimizer: str = option("rmsprop", "policy gradient", "what moves the weights", ("rmsprop", "adam"))
 
 
-@dataclass(frozen=True)
+@settings(rollout=64, batch_size=512, learning_rate=1e-3)
 class Settings(PolicyGradientSettings):
     """The settings of IMPALA."""
 
@@ -52,16 +51,14 @@ class Settings(PolicyGradientSettings):
 
 
 # measured for Atari and classic control without a memory (docs/tried.md), for the others not
-COMMON: dict[str, Any] = {"num_epochs": 1, "num_batches_per_epoch": 1, "max_grad_norm": 1.0, "learning_rate": 1e-3}
 PROFILES: dict[str, dict[str, Any]] = {
-    "atari": COMMON | {"rollout": 16, "batch_size": 512, "normalize_returns": False},
-    "classic_control": COMMON | {"rollout": 32, "batch_size": 256, "learning_rate": 2e-3},
-    "box2d": COMMON | {"rollout": 64, "batch_size": 512, "gamma": 0.995},
-    "mujoco": COMMON | {"rollout": 64, "batch_size": 1024, "exploration_loss_coeff": 0.0},
-    "minigrid": COMMON | {"rollout": 64, "batch_size": 512, "max_grad_norm": 0.5},
-    "vizdoom": COMMON | {"rollout": 32, "batch_size": 1024},
-    "pettingzoo": COMMON | {"rollout": 32, "batch_size": 1024},
-    "other": COMMON | {"rollout": 64, "batch_size": 512},
+    "atari": {"rollout": 16, "normalize_returns": False},
+    "classic_control": {"rollout": 32, "batch_size": 256, "learning_rate": 2e-3},
+    "box2d": {"gamma": 0.995},
+    "mujoco": {"batch_size": 1024, "exploration_loss_coeff": 0.0},
+    "minigrid": {"max_grad_norm": 0.5},
+    "vizdoom": {"rollout": 32, "batch_size": 1024},
+    "pettingzoo": {"rollout": 32, "batch_size": 1024},
 }
 
 

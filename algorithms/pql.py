@@ -18,7 +18,6 @@ networks, though they need the policy alone. There is no entropy term.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from algorithm import Data, Loss
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from algorithms.replay_feed import ReplayFeed
-from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option
+from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
 from encoders import NONLINEARITIES, LeafEncoders, in_float32, mlp
 from envs.flat_spaces import action_leaves, is_bounded, num_columns
 from losses import MaskedMean
@@ -44,13 +43,14 @@ NOISE_MIN = 0.05  # deviation of the first agent's noise
 TARGET_NOISE, TARGET_NOISE_CLIP = 0.2, 0.5  # on the actions of targets
 
 
-@dataclass(frozen=True)
+@settings(rollout=16, batch_size=256, num_batches_per_epoch=8, learning_rate=1e-3, max_grad_norm=0.0,
+          replay_size=300_000, replay_warmup=5_000, replay_ratio=256.0, replay_alpha=0.0, n_step=1)
 class Settings(ReplaySettings):
     """The settings of PQL."""
 
     roles: ClassVar[tuple[str, ...]] = (V, P)
     policy_ratio: float = option(0.5, "pql", "P-updates for each V-update", bounds=POSITIVE)
-    noise_max: float = option(0.8, "pql", "deviation of the last agent's noise; actions are in [-1, 1]",
+    noise_max: float = option(0.3, "pql", "deviation of the last agent's noise; actions are in [-1, 1]",
                               bounds=NOT_NEGATIVE, tune=(0.01, 2.0))
     target_tau: float = option(0.005, "pql", "share of the way to the networks that a V-update moves the targets",
                                bounds=FRACTION)
@@ -62,10 +62,7 @@ class Settings(ReplaySettings):
                 raise UserError(f"--algo=pql has a deterministic policy of its own; leave out --{name}")
 
 
-COMMON: dict[str, Any] = {
-    "num_batches_per_epoch": 8, "max_grad_norm": 0.0, "learning_rate": 1e-3, "rollout": 16, "batch_size": 256,
-    "replay_size": 300_000, "replay_warmup": 5_000, "replay_ratio": 256.0, "replay_alpha": 0.0, "n_step": 1,
-    "noise_max": 0.3, "num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}
+COMMON: dict[str, Any] = {"num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}
 PROFILES: dict[str, dict[str, Any]] = dict.fromkeys(
     ("mujoco", "pettingzoo", "other"), COMMON) | {
     "box2d": COMMON | {"replay_size": 100_000},  # CarRacing has images

@@ -10,35 +10,29 @@ instead of a `loss`. The same from the command line:
 `python train.py --env HalfCheetah-v5 --algo examples.sac:SoftActorCritic`.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from algorithms.pql import QNetwork, smaller
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, frozen_copy
-from config import FRACTION, option
+from config import FRACTION, option, settings
 from envs.flat_spaces import num_columns
 from model import ActorCritic
 from normalizers import expanded_space
 from runtime.user_error import UserError
 from trainer import Trainer
 
-COMMON = {"rollout": 16, "num_envs": 16, "batch_size": 256, "num_batches_per_epoch": 8, "learning_rate": 3e-4,
-          "replay_size": 300_000, "replay_warmup": 5_000, "replay_ratio": 256.0, "n_step": 1,
-          "encoder_mlp_layers": (256, 256), "nonlinearity": "relu", "max_grad_norm": 0.0, "normalize_input": False}
+COMMON = {"num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}  # of every family
 
 
-@dataclass(frozen=True)
+@settings(squash_actions=True, adaptive_stddev=True, replay_alpha=0.0, n_step=1, replay_size=300_000,
+          replay_warmup=5_000, replay_ratio=256.0, rollout=16, batch_size=256, num_batches_per_epoch=8,
+          learning_rate=3e-4, max_grad_norm=0.0, normalize_input=False)
 class Settings(ReplaySettings):
     """The settings of SAC beside those of a replay."""
 
-    squash_actions: bool = option(True, "sac", "squash a Gaussian into the bounds with tanh; always")
-    adaptive_stddev: bool = option(True, "sac", "the network gives the deviation; always")
-    replay_alpha: float = option(0.0, "sac", "exponent of the priorities; all are alike, always")
     target_tau: float = option(0.005, "sac", "share of the way to the critics that a step moves the targets",
                                bounds=FRACTION)
-
 
     def __post_init__(self):
         super().__post_init__()
@@ -74,7 +68,7 @@ class SoftActorCritic(ReplayAlgorithm):
     """SAC with a learned temperature."""
 
     Settings = Settings
-    profiles = dict.fromkeys(("classic_control", "mujoco", "box2d", "other"), COMMON) | {
+    profiles = dict.fromkeys(("mujoco", "box2d", "other"), COMMON) | {
         "classic_control": COMMON | {"replay_warmup": 2_048, "replay_size": 100_000}}
 
     def make_network(self, obs_space, action_space):

@@ -57,7 +57,8 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
        turns one for each.
     7. In turns a dataset is a whole number of trajectories of every environment, so that nothing is left over.
     """
-    settings = {name: getattr(Config, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")} | profile
+    own = algorithm_class(given.get("algo", Config.algo)).Settings
+    settings = {name: getattr(own, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")} | profile
     without_gpu, has_gpu = settings.pop("without_gpu", {}), machine.num_gpus > 0
     several = any(given.get(name, 1) > 1 for name in ("num_policies", "num_learners")) or this_rank().world_size > 1
     settings["async_rl"] = (settings.get("async_rl", True) or has_gpu or several
@@ -68,8 +69,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     if has_gpu or in_turns or given.get("serial_mode") or given.get("with_pbt") or this_rank().world_size > 1:
         settings.pop("num_learners", None)
     num_envs, num_policies = settings.pop("num_envs"), max(1, given.get("num_policies", 1))
-    roles = algorithm_class(given.get("algo", Config.algo)).Settings.roles
-    num_learners = len(roles) or max(1, given.get("num_learners", settings.get("num_learners", 1)))
+    num_learners = len(own.roles) or max(1, given.get("num_learners", settings.get("num_learners", 1)))
     if large_observations:
         of_cores = machine.cores * min(16, num_envs // 2)
         settings["batch_size"] *= 2 if of_cores >= 2 * num_envs else 1

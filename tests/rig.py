@@ -27,6 +27,9 @@ CONTINUOUS = spaces.Box(-1, 1, (2,), np.float32)
 TRAJECTORIES = 4  # of one minibatch
 
 
+ONE_STEP = {"num_epochs": 1, "num_batches_per_epoch": 1, "lr_schedule": "constant"}  # on each dataset
+
+
 class Rig:
     """A learner, the buffers it shares, a policy worker, and whatever the learner reported."""
 
@@ -34,7 +37,7 @@ class Rig:
                  **settings: Any) -> None:
         defaults = {"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": TRAJECTORIES,
                     "worker_num_splits": 1, "rollout": 8, "batch_size": 8 * TRAJECTORIES, "learning_rate": 1e-3,
-                    "encoder_mlp_layers": (16,), "serial_mode": True}
+                    "encoder_mlp_layers": (16,), "serial_mode": True} | ONE_STEP
         self.cfg = make_config(defaults, settings)
         torch.manual_seed(self.cfg.seed)
         model = make_model(self.cfg, OBS_SPACE, action_space)

@@ -136,7 +136,7 @@ def test_what_is_impossible_is_refused_by_its_flag(settings: dict[str, Any], fla
 
 
 @pytest.mark.parametrize(("settings", "steps"), [
-    ({"use_rnn": True}, 32), ({"use_rnn": True, "recurrence": 8}, 8), ({"core": "c:make"}, 32),
+    ({"use_rnn": True}, 64), ({"use_rnn": True, "recurrence": 8}, 8), ({"core": "c:make"}, 64),
     ({"model": "m:make", "recurrence": 16}, 16),
 ])
 def test_a_memory_is_unrolled_over_the_rollout_or_recurrence(settings: dict[str, Any], steps: int) -> None:
@@ -190,7 +190,7 @@ def test_at_its_limits_a_run_hands_over_no_more_file_descriptors_than_a_child_ca
     num_workers = max_workers(policies, settings.get("num_learners", 1))
     cfg = make_config({"env": "tiny", "num_policies": policies, "num_workers": num_workers, "num_envs_per_worker": 1,
                        "worker_num_splits": 1, "rollout": 2, "batch_size": 2, "encoder_mlp_layers": (2,),
-                       "device": "cpu"}, settings)
+                       "lr_schedule": "constant", "device": "cpu"}, settings)
     obs_space = {"obs": spaces.Box(-1, 1, (1,), np.float32), "action_mask": spaces.MultiBinary(2)}
     model = make_model(cfg, obs_space, spaces.Discrete(2))
     info = EnvInfo(["agent"], [0], [(obs_space, spaces.Discrete(2))], {"pay": 1.0})

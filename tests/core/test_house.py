@@ -21,7 +21,7 @@ FOLDERS = (".", "algorithms", "envs", "runtime", "tools")
 ASIDE = ("tests", "docs", "examples")
 BESIDE = {"evaluate.py"}  # a command
 # A ratchet: each figure is what was reached. Whoever gets below lowers it; nobody raises one to make room.
-LIMITS = {"files at the root": 21, "code lines at the root": 3338, "files": 74, "code lines": 9062,
+LIMITS = {"files at the root": 21, "code lines at the root": 3330, "files": 74, "code lines": 9046,
           "modules that train.py names": 65, "largest file": 327, "largest class": 239, "longest function": 54,
           "tokens a code line": 11.79, "code lines of tests": 12434, "code lines of docs": 2180,
           "exceptions from the linter": 22}

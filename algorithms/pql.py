@@ -28,10 +28,9 @@ from algorithm import Data, Loss
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from algorithms.replay_feed import ReplayFeed
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
-from encoders import NONLINEARITIES, LeafEncoders, in_float32, mlp
 from envs.flat_spaces import action_leaves, is_bounded, num_columns
 from losses import MaskedMean
-from model import ActorCritic
+from model import NONLINEARITIES, ActorCritic, LeafEncoders, in_float32, mlp
 from normalizers import expanded_space
 from reducer import FINISHED
 from runtime.user_error import UserError

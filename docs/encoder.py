@@ -1,7 +1,7 @@
 """What the layout of images, the activation and the copying of rows cost: `python -m docs.encoder`.
 
 The Nature CNN in bfloat16 on one core: us per image of acting (16 images) and of one training pass (264 images); and us
-per image of gathering 16 rows of trajectories. Quoted in `encoders.py` and `envs/families.py`.
+per image of gathering 16 rows of trajectories. Quoted in `model.py` and `envs/families.py`.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from config import Config, make_config
-from encoders import NONLINEARITIES, FastELU, ImageEncoder
+from model import NONLINEARITIES, FastELU, ImageEncoder
 from runtime.crew import keep_freed_memory
 
 SECONDS = 2.0

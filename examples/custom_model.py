@@ -6,8 +6,7 @@ From the command line: `python train.py --env CartPole-v1 --model examples.custo
 
 from torch import nn
 
-from encoders import LeafEncoders
-from model import ActorCritic
+from model import ActorCritic, LeafEncoders
 from normalizers import expanded_space
 from trainer import APPO
 

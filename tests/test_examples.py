@@ -49,7 +49,7 @@ def test_an_example_is_trained_and_played_by_its_name(flag: str, name: str, env:
 SCRIPT = '''
 import gymnasium as gym
 from trainer import APPO
-from encoders import LeafEncoders
+from model import LeafEncoders
 from model import FeedForwardCore
 
 class MyEncoder(LeafEncoders):

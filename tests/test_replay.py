@@ -13,8 +13,7 @@ from torch import Tensor
 
 from algorithm import Loss
 from algorithms.apex import ApeX
-from algorithms.replay import Drawn, Replay, layout, n_step
-from runtime.sum_tree import SumTree
+from algorithms.replay import Drawn, Replay, SumTree, layout, n_step
 from runtime.user_error import UserError
 from shared_buffers import Spec, num_bytes
 from trainer import APEX

@@ -1,4 +1,4 @@
-"""Tests of `encoders.py`: images of any size, both orders of axes, how many parameters, what is said of them."""
+"""Tests of the encoders: images of any size, both orders of axes, how many parameters, what is said of them."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from gymnasium import spaces
 from torch import nn
 
 from config import Config
-from encoders import LONGEST, FastELU, ImageEncoder, LeafEncoders, fitting_layers
+from model import LONGEST, FastELU, ImageEncoder, LeafEncoders, fitting_layers
 
 SIZES = (1, 2, 3, 7, 10, 12, 13, 25, 48, 49, 64, 84, 97, 193, 320, 400)
 ALLOWED = 10_000_000 / 3  # PQL has three of them

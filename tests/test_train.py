@@ -1,10 +1,8 @@
 """The command `train.py`: its records, exit statuses, refusals and resumption, and that it leaves nothing behind."""
 
 import hashlib
-import importlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -157,18 +155,6 @@ def run_dir(finished: SimpleNamespace, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished.run_dir, tmp_path / "runs" / "first"))
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", *(
-    f"tools.{path.stem}" for path in TRAIN_PY.parent.glob("tools/*.py") if "def main(" in path.read_text())])
-def test_commands_need_no_docstrings(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    """`python -OO` has none."""
-    command = importlib.import_module(name)
-    monkeypatch.setattr(command, "__doc__", None)
-    with pytest.raises(SystemExit) as ended:
-        command.main(["--help"])
-    assert ended.value.code == 0
-    assert "usage: " in capsys.readouterr().out
-
-
 # ---- the end, of its own accord and otherwise ------------------------------------------------------------------------
 
 
@@ -176,42 +162,27 @@ def test_finished_run_is_quiet_and_keeps_its_settings(finished: SimpleNamespace)
     assert finished.outcome.err == ""
     cfg = make_config(load_saved(finished.run_dir / "config.json"))
     assert (cfg.env, cfg.num_envs_per_worker, cfg.encoder_mlp_layers) == ("CartPole-v1", 4, (16,))
-    assert not list(finished.run_dir.rglob("trace.json")), "nothing is recorded without --trace_sec"
-    log = (finished.run_dir / "log.txt").read_text()
-    for line in ("CartPole-v1: obs 4 -> Discrete(2)", f"records in {finished.run_dir}"):
-        assert line in log
-        assert line in finished.outcome.out
+    assert f"records in {finished.run_dir}" in finished.outcome.out
 
 
-def test_finished_run_has_a_summary(finished: SimpleNamespace) -> None:
-    summary = read_summary(finished.run_dir)
+def test_finished_run_has_a_summary_and_metrics(finished: SimpleNamespace) -> None:
+    summary, rows = read_summary(finished.run_dir), read_rows(finished.run_dir / "metrics.jsonl")
     assert summary.keys() >= SUMMARY_KEYS
     assert GOAL <= summary["env_steps"] < 2 * GOAL
     assert summary["env_frames"] == summary["env_steps"]
     assert summary["fps"] == pytest.approx(summary["env_frames"] / summary["wall_sec"])
-    assert summary["sgd_steps"] > 0
-    assert len(summary["mean_return"]) == 1
     assert 5 < summary["mean_return"][0] <= 500
     assert 0 <= summary["policy_lag_mean"] <= summary["policy_lag_max"]
-
-
-def test_finished_run_has_metrics(finished: SimpleNamespace) -> None:
-    rows = read_rows(finished.run_dir / "metrics.jsonl")
-    assert rows
-    for row in rows:
-        assert row.keys() >= SUMMARY_KEYS - {"policy_lag_mean", "policy_lag_max"}
-        assert row["env_frames"] == row["env_steps"]
+    assert all(row.keys() >= SUMMARY_KEYS - {"policy_lag_mean", "policy_lag_max"} for row in rows)
     assert any(row.keys() >= SUMMARY_KEYS | {"loss", "entropy", "learning_rate"} for row in rows), "it has learned"
     for name in ("env_steps", "sgd_steps", "wall_sec", "num_episodes"):
         values = [row[name] for row in rows]
         assert values == sorted(values), name
-        assert values[-1] <= read_summary(finished.run_dir)[name]
+        assert 0 < values[-1] <= summary[name]
 
 
 def test_finished_run_has_a_checkpoint_and_tensorboard_events(finished: SimpleNamespace) -> None:
-    path = find_checkpoint(finished.run_dir)
-    assert path.parent == finished.run_dir / "checkpoints" / "policy_00"
-    state, summary = load_checkpoint(path), read_summary(finished.run_dir)
+    state, summary = newest_state(finished.run_dir), read_summary(finished.run_dir)
     assert state["sgd_steps"] == summary["sgd_steps"]
     assert 0 < state["env_steps"] <= summary["env_steps"]
     events = list((finished.run_dir / "tensorboard" / "policy_00").glob("events.out.tfevents.*"))
@@ -329,62 +300,39 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("argv", "fragments"), [
-    ([], ["--env"]),
-    (["--env=CartPol-v1"], ["--env=CartPol-v1", "Did you mean: `CartPole`?"]),
-    (["--env=no_such_module:Env-v0"], ["no_such_module", "PYTHONPATH", "pip install no_such_module"]),
-    (["--env=CartPole-v1", "--num_worker=2"], ["--num_worker", "did you mean --num_workers?"]),
-    (["--env=CartPole-v1", "--batch_size=100"], ["--batch_size=100", "--rollout=32", "use 96 or 128"]),
-    (["--env=CartPole-v1", "--num_workers=188"], ["--num_workers=188", "use at most 187"]),
-    (["--env=CartPole-v1", "--device=cudda"], ["--device=cudda"]),
-    (["--env=CartPole-v1", "--train_dir=a_file/runs"], ["/a_file/runs cannot be written"]),
-])
-def test_bad_input_is_refused_with_one_line(
-        refuse: Callable[..., str], tmp_path: Path, argv: list[str], fragments: list[str]) -> None:
+@pytest.mark.parametrize(("env", "flags", "named"), [
+    ("", "", "--env"), ("CartPol-v1", "", "CartPole"), ("no_such_module:Env-v0", "", "no_such_module"),
+    *(("CartPole-v1", flags, named) for flags, named in (
+        ("--num_worker=2", "--num_workers"), ("--device=cudda", "--device"), ("--train_dir=a_file/runs", "a_file/runs"),
+        ("--self_play_past_fraction=0.5", "--self_play_past_fraction"))),
+    ("tiny_games:HunterAndPrey", "", "--num_policies=2"),
+    *(("tiny_games:HigherWins", f"--num_policies=2 --policy_mapping=tiny_games:{name}", "--policy_mapping")
+      for name in ("too_large", "one_too_few", "all_play_first")),
+    ("tiny_games:BadShaping", "--num_policies=2 --with_pbt", "'bonus/at_end/0'")])
+def test_bad_input_is_refused_with_one_line(refuse: Callable[..., str], tmp_path: Path, env: str, flags: str,
+                                            named: str) -> None:
     (tmp_path / "a_file").touch()
-    line = refuse(*argv)
-    assert all(fragment in line for fragment in fragments), line
+    assert named in refuse(*([f"--env={env}"] if env else []), "--serial_mode", "--batch_size=64", *flags.split())
 
 
 def test_refusal_is_status_2_and_one_line_of_the_real_command(run_dir: Path) -> None:
     before = contents(run_dir.parent)
     outcome = run_train(run_dir.parent, *SMALL, "--train_for_env_steps=1e9", "--encoder_mlp_layers", "32")
-    assert outcome.status == 2
-    assert outcome.out == ""
-    assert len(outcome.err.splitlines()) == 1
-    assert outcome.err.startswith("train.py: ")
-    for fragment in (f"{run_dir} holds a run of another network: encoder_mlp_layers 16 -> 32",
-                     "--restart_behavior=restart"):
-        assert fragment in outcome.err
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert f"{run_dir} holds a run of another network: encoder_mlp_layers 16 -> 32" in outcome.err
     assert contents(run_dir.parent) == before
 
 
-UNREADABLE = r"first/config\.json (cannot be read|holds no settings).*; use --restart_behavior=restart to begin anew"
-
-
-@pytest.mark.parametrize(("content", "complaint"), [
-    *((content, UNREADABLE) for content in ("{", "[1, 2]", None)),
-    ('{"env": "CartPole-v1", "num_worker": 2}', r"did you mean num_workers\?")])
-def test_damaged_settings_are_refused(refuse: Callable[..., str], run_dir: Path, content: str | None,
-                                      complaint: str) -> None:
-    path = run_dir / "config.json"
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
-    line = refuse(f"--train_dir={run_dir.parent}", "--env=CartPole-v1", "--experiment=first")
-    assert re.search(complaint, line), line
-
-
-def test_run_of_another_environment_is_refused(refuse: Callable[..., str], run_dir: Path) -> None:
-    line = refuse(f"--train_dir={run_dir.parent}", "--experiment=first", "--env=Acrobot-v1")
-    assert "CartPole-v1" in line
-    assert "--experiment" in line
+@pytest.mark.parametrize(("content", "named"), [
+    ("{", "config.json"), ("[1, 2]", "config.json"), ('{"env": "CartPole-v1", "num_worker": 2}', "num_workers")])
+def test_damaged_settings_are_refused(refuse: Callable[..., str], run_dir: Path, content: str, named: str) -> None:
+    (run_dir / "config.json").write_text(content)
+    assert named in refuse(f"--train_dir={run_dir.parent}", "--env=CartPole-v1", "--experiment=first")
 
 
 @pytest.mark.parametrize("behavior", ["resume", "restart", "overwrite"])
 def test_too_little_shared_memory_is_refused_and_nothing_is_lost(
         refuse: Callable[..., str], run_dir: Path, behavior: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=512))
-    line = refuse(f"--train_dir={run_dir.parent}", *SMALL, "--num_epochs=3", f"--restart_behavior={behavior}")
-    assert "/dev/shm" in line
-    assert "lower --num_envs_per_worker, --num_workers or --rollout" in line
+    assert "/dev/shm" in refuse(f"--train_dir={run_dir.parent}", *SMALL, "--num_epochs=3",
+                                f"--restart_behavior={behavior}")

@@ -75,20 +75,6 @@ class NanObservation(Steady):
         return super().observe() * (math.nan if self.fails_in(FAILING_STEP) else 1)
 
 
-class InfinityInDict(Steady):
-    observation_space = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8),
-                                     "body": spaces.Dict({"speed": Steady.observation_space})})
-
-    def observe(self) -> dict[str, Any]:
-        speed = np.array([0, math.inf if self.fails_in(FAILING_STEP) else 0], np.float32)
-        return {"camera": np.zeros((8, 8, 3), np.uint8), "body": {"speed": speed}}
-
-
-class NanAfterReset(Steady):
-    def observe(self) -> np.ndarray:
-        return super().observe() + (math.nan if self.fails_in(FAILING_RESET) else 0)
-
-
 class NanReward(Steady):
     def reward(self) -> float:
         return math.nan if self.fails_in(FAILING_STEP) else 1.0
@@ -150,10 +136,6 @@ class LateMask(Steady):
         return {"action_mask": np.ones(3, np.int8)} if self.t else {}
 
 
-class GraphInDict(Steady):
-    observation_space = spaces.Dict({"map": spaces.Graph(spaces.Box(0, 1, (2,)), None)})
-
-
 # ---- evaluations -----------------------------------------------------------------------------------------------------
 
 
@@ -198,11 +180,6 @@ class GatedEvaluation(Steady):
 # ---- making and closing them -----------------------------------------------------------------------------------------
 
 
-class MakingRaises(Steady):
-    def __init__(self) -> None:
-        raise KeyError("no such level")
-
-
 class MakingLeaves(Steady):
     def __init__(self) -> None:
         os._exit(3)
@@ -222,13 +199,3 @@ class MakingHangs(Steady):
 class StepExits(Steady):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         sys.exit(0)
-
-
-class ClosingRaises(Steady):
-    def close(self) -> None:
-        raise OSError("the lid is stuck")
-
-
-# ---- functions that make environments --------------------------------------------------------------------------------
-
-

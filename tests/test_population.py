@@ -1,4 +1,4 @@
-"""Populations of the public `APPO`: what is decided is done, recorded truthfully and resumed; bad input is one line.
+"""Populations of the public `APPO`: what is decided is done, recorded truthfully and resumed.
 
 In `tiny_games.Payday` nothing but the reward shaping decides what is earned, so a test knows who is best. Most runs are
 serial: everything happens in this process, where `watch` looks on.
@@ -11,8 +11,7 @@ import json
 import math
 import multiprocessing
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,11 +20,9 @@ import numpy as np
 import pytest
 import torch
 from parts import learners, make_config
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_games import TAPE, wage
 
 import pbt
-import train
 from config import tunable
 from envs.reward_shaping import flatten_shaping
 from learner import Learner
@@ -405,12 +402,6 @@ def test_the_true_objective_is_ranked_by_or_else_the_return(tmp_path: Path, env:
     for policy, objective in begin.items():
         first = next(event for event in events[4:] if event["policy"] == policy)
         assert first["objective"] == pytest.approx(objective), "the first decision is about the first shaping"
-    summary = read_json(running.cfg.run_dir / "summary.json")
-    if sign < 0:
-        assert summary["true_objective"] == pytest.approx([-value for value in summary["mean_return"]])
-        assert read_lines(running.cfg.run_dir / "metrics.jsonl")[-1]["true_objective"] < 0
-    else:
-        assert summary["true_objective"] == [None] * 4
 
 
 def test_only_policies_of_the_same_kind_of_agents_compete(tmp_path: Path) -> None:
@@ -508,9 +499,6 @@ def test_after_a_crash_settings_are_those_that_the_weights_were_learned_with(tmp
         numbers = [row[name] for row in metrics_of(tmp_path)]
         assert numbers == sorted(numbers)
         assert max(b - a for a, b in itertools.pairwise(numbers)) < 300, "nothing jumps over what was lost"
-    board = EventAccumulator(str(tmp_path / "run" / "tensorboard" / "policy_00")).Reload()
-    drawn = [scalar.step for scalar in board.Scalars("train/loss")]
-    assert drawn == sorted(set(drawn))
 
 
 def metrics_of(train_dir: Path) -> list[dict[str, Any]]:
@@ -569,46 +557,6 @@ def test_a_resumed_policy_is_ranked_after_a_hundred_episodes(tmp_path: Path) -> 
     assert records.objectives([0, 0]) == [pytest.approx(49.5), None]
 
 
-# ---- bad input ---------------------------------------------------------------------------------------------------
-
-FLAGS = [f"--{name}={value[0] if isinstance(value, tuple) else value}" for name, value in SMALL.items()]
-
-
-@pytest.fixture
-def refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
-    """Return a function that calls the command in this process, checks how it refuses, and returns the line."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def call(*argv: str) -> str:
-        assert train.main([f"--train_dir={tmp_path}", "--experiment=run", *argv]) == 2
-        assert not multiprocessing.active_children()
-        lines = capfd.readouterr().err.splitlines()
-        assert len(lines) == 1, lines
-        assert lines[0].startswith("train.py: ")
-        return lines[0]
-
-    yield call
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize(("env", "argv", "fragments"), [
-    ("Payday", ["--with_pbt"], ["--with_pbt needs a population", "--num_policies to 2 or more"]),
-    ("Payday", ["--self_play_past_fraction=0.5"], ["--self_play_past_fraction=0.5 needs opponents"]),
-    ("Payday", ["--num_policies=2", "--async_rl=False"], ["--async_rl=False", "needs --num_policies=1"]),
-    ("HunterAndPrey", [], ["2 different pairs", "set --num_policies=2"]),
-    ("HigherWins", ["--num_policies=2", "--policy_mapping=tiny_games:too_large"], ["returned policy 2 for agent left"]),
-    ("HigherWins", ["--num_policies=2", "--policy_mapping=tiny_games:one_too_few"], ["returned [0]", "one policy for"]),
-    ("HigherWins", ["--num_policies=2", "--policy_mapping=tiny_games:all_play_first"], ["never returned policy 1"]),
-    ("BadShaping", ["--num_policies=2", "--with_pbt"], ["get_default_reward_shaping()", "'bonus/at_end/0' is 'a lot'"]),
-])
-def test_impossible_populations_are_refused_with_one_line(
-        refuse: Callable[..., str], tmp_path: Path, env: str, argv: list[str], fragments: list[str]) -> None:
-    line = refuse(f"--env=tiny_games:{env}", *FLAGS, *argv)
-    assert all(fragment in line for fragment in fragments), line
-    assert not list(tmp_path.iterdir()), "nothing was written"
-
-
 # ---- several policies at once ------------------------------------------------------------------------------------
 
 NUM_POLICIES = 3
@@ -626,12 +574,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_records_have_one_entry_for_each_policy(several: Path) -> None:
-    summary = read_json(several / "summary.json")
+    summary, rows = read_json(several / "summary.json"), read_lines(several / "metrics.jsonl")
     assert summary["mean_return"] == [pytest.approx(4.5)] * NUM_POLICIES
-    for name in ("best_score", "true_objective", "win_rate_vs_past"):
-        assert len(summary[name]) == NUM_POLICIES, name
-    rows = read_lines(several / "metrics.jsonl")
-    assert rows
     for row in rows:
         assert len(row["policies"]) == NUM_POLICIES
         assert row["sgd_steps"] == sum(part["sgd_steps"] for part in row["policies"])
@@ -640,11 +584,7 @@ def test_records_have_one_entry_for_each_policy(several: Path) -> None:
     for policy, state in enumerate(states):
         assert any("loss" in row["policies"][policy] for row in rows), "each has learned"
         assert 0 < rows[-1]["policies"][policy]["sgd_steps"] <= state["sgd_steps"], "a little was learned after it"
-        board = EventAccumulator(str(several / "tensorboard" / f"policy_{policy:02}")).Reload()
-        assert board.Scalars("episode/return_mean")[-1].value == pytest.approx(4.5)
     assert sum(state["policy_steps"] for state in states) <= summary["env_steps"], "one agent in each environment"
-    assert {path.name for path in (several / "checkpoints").iterdir()} == {
-        path.name for path in (several / "tensorboard").iterdir()} == {"policy_00", "policy_01", "policy_02"}
 
 
 def test_a_resumed_run_continues_every_policy_and_begins_one_anew_that_is_lost(several: Path, tmp_path: Path) -> None:
@@ -675,13 +615,11 @@ def test_population_based_training_works_in_processes(tmp_path: Path, monkeypatc
         running.train(2000)
     assert not multiprocessing.active_children()
     events = events_of(running.cfg.run_dir)
-    assert any(event["donor"] is not None for event in events)
     assert (running.cfg.run_dir / "population.png").stat().st_size > 0
     for policy in range(2):
         last = [event for event in events if event["policy"] == policy][-1]
         assert running.population.numbers(policy) == numbers_of(last)
     assert list(running.cfg.run_dir.rglob(DONOR))
-    assert "PBT: " in (running.cfg.run_dir / "log.txt").read_text()
 
 
 # ---- devices -----------------------------------------------------------------------------------------------------
@@ -744,24 +682,21 @@ def test_only_the_newest_snapshots_are_kept_and_they_are_restored(tmp_path: Path
     paths = snapshot_paths(running)
     assert learners(running)[0].state.policy_steps > 4 * 150, "more were taken than are kept"
     assert len(paths) == running.buffers.policies[0].weights.num_snapshots == 3
-    kept = {load_checkpoint(path)["sgd_steps"]: flat(load_checkpoint(path)) for path in paths}
+    states = [load_checkpoint(path) for path in paths]
+    kept = {state["sgd_steps"]: flat(state) for state in states}
     for number, version in enumerate(versions_of(running)):
         assert torch.equal(snapshot_weights(running, 0, number), kept.pop(version))
-    steps = [load_checkpoint(path)["policy_steps"] for path in paths]
-
     with APPO("tiny_games:HigherWins", train_dir=str(tmp_path), experiment="run", serial_mode=True) as resumed:
         assert snapshot_paths(resumed) == paths, "none is taken at the beginning"
         weights = resumed.buffers.policies[0].weights
-        assert weights.num_snapshots == 3
-        assert versions_of(resumed) == [load_checkpoint(path)["sgd_steps"] for path in paths]
-        for number, path in enumerate(paths):
-            assert torch.equal(snapshot_weights(resumed, 0, number), flat(load_checkpoint(path)))
+        assert versions_of(resumed) == [state["sgd_steps"] for state in states]
+        for number, state in enumerate(states):
+            assert torch.equal(snapshot_weights(resumed, 0, number), flat(state))
         newest = flat({"model": weights.read()[0]})
         assert torch.equal(newest, flat(load_checkpoint(find_checkpoint(resumed.cfg.run_dir))))
         resumed.train(600)
     after = [load_checkpoint(path)["policy_steps"] // 150 for path in snapshot_paths(resumed)]
-    assert len(after) == 3
-    assert after[-1] > steps[-1] // 150
+    assert after[-1] > states[-1]["policy_steps"] // 150
     assert after == list(range(after[0], after[0] + 3))
 
 
@@ -796,8 +731,4 @@ def test_the_share_of_games_won_against_the_past_is_reported(
         learner.state.sgd_steps = 1
         learner.state.publish()
         running.train(800)
-    summary = read_json(running.cfg.run_dir / "summary.json")
-    rows = read_lines(running.cfg.run_dir / "metrics.jsonl")
-    rate = summary["win_rate_vs_past"][0]
-    assert low <= rate <= high
-    assert rows[-1]["win_rate_vs_past"] == pytest.approx(rate, abs=0.1), "a little earlier"
+    assert low <= read_json(running.cfg.run_dir / "summary.json")["win_rate_vs_past"][0] <= high

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from parts import make_config
 from torch import Tensor
 
-from algorithms import algorithm_class
 from algorithms.a3c import NStepGradient
 from algorithms.impala import VTraceGradient
 from appo import AsyncPPO
@@ -190,13 +189,3 @@ def test_the_weight_of_the_entropy_falls_to_0() -> None:
     for env_steps, share in ((0, 1.0), (250, 0.75), (1000, 0.0), (5000, 0.0)):
         actual = gradients(VTraceGradient, case, env_steps=env_steps, exploration_loss_coeff=0.4, **settings)[1]
         torch.testing.assert_close(actual, none + share * (whole - none), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("algo", ["impala", "a3c"])
-def test_the_optimizer_is_the_one_that_was_chosen(algo: str) -> None:
-    for name, expected in (("rmsprop", torch.optim.RMSprop), ("adam", torch.optim.Adam)):
-        cfg = make_config({"env": "test", "algo": algo, "optimizer": name})
-        optimizer = algorithm_class(algo)(cfg).make_optimizer([torch.nn.Parameter(torch.zeros(1))])
-        assert type(optimizer) is expected
-        if name == "rmsprop":
-            assert (optimizer.defaults["alpha"], optimizer.defaults["eps"]) == (0.99, 2e-5)

@@ -166,24 +166,6 @@ def test_vtrace_on_policy_with_lambda_1_is_the_n_step_return(seed: int, truncati
     assert_equal(advantages, n_step_returns(case) - case.values[:-1])
 
 
-def test_a_truncated_episode_bootstraps_from_its_final_observation_only() -> None:
-    case = random_case(1, num_steps=8, batch=4, end=0.0)._replace(gamma=0.9, lambda_=0.95, rho_bar=1.0, c_bar=1.0)
-    end = 3
-    case.truncated[end] = True
-    vs, advantages = vtrace(*case)
-
-    final_values = case.values.clone()
-    final_values[end + 1] += 10.0
-    moved_vs, moved_advantages = vtrace(*case._replace(values=final_values))
-    rho = case.log_ratios[end].exp().clamp(max=1.0)
-    assert_equal(moved_vs[end] - vs[end], rho * 0.9 * 10.0)
-    assert_equal(moved_advantages[end] - advantages[end], torch.full((4,), 9.0, dtype=torch.float64))
-    moved_targets, targets = (gae(*c.without_ratios())[0] for c in (case._replace(values=final_values), case))
-    assert_equal(moved_targets[end] - targets[end], torch.full((4,), 9.0, dtype=torch.float64))
-    # and with the truncation taken back, what follows does matter: the comparison above could fail
-    assert not torch.equal(vtrace(*case._replace(truncated=torch.zeros_like(case.truncated)))[0][end], vs[end])
-
-
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
 @pytest.mark.parametrize("seed", range(10))
 def test_nothing_after_the_end_of_an_episode_matters(seed: int, kind: str) -> None:

@@ -14,13 +14,12 @@ from counting_env import CountingEnv, episode_length, number_of, reward_code
 from failing_envs import EPISODE_LENGTH
 from one_policy import CPU, make_buffers
 from parts import make_config
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_appo import metrics
 
 from envs.families import probe
 from envs.vector_env import Step
 from model import ActorCritic
-from runtime.evaluator import MAX_ENVS, Evaluator, play
+from runtime.evaluator import Evaluator, play
 from runtime.seeding import EVALUATION, derive_seed
 from runtime.user_error import ComponentError
 from shared_buffers import EVALUATE
@@ -72,21 +71,10 @@ def test_evaluations_are_rows_of_the_metrics(finished: APPO) -> None:
         # of weights that may be published in the middle of a dataset, which is reported at its end
         assert 0 < row["eval_sgd_steps"] <= summary(finished)["sgd_steps"]
     assert any(row["eval_return_std"] > 0 for row in rows), "the episodes differ"
-    times = [row["eval_env_steps"] for row in rows]
-    assert times == sorted(times)
-    assert len(set(times)) <= finished.env_steps // PERIOD + 2, "and one at the end of each call of train()"
-    evaluated = {(row["eval_env_steps"], row["eval_sgd_steps"]) for row in rows}
-    assert len(evaluated) == len(rows), "the learner may go on after the last step, but the same is not played twice"
-    assert not any(row.keys() & KEYS for row in metrics(finished.cfg.run_dir) if row not in rows)
+    evaluated = [(row["eval_env_steps"], row["eval_sgd_steps"]) for row in rows]
+    assert evaluated == sorted(set(evaluated)), "the same is not played twice"
+    assert len({env_steps for env_steps, _ in evaluated}) <= finished.env_steps // PERIOD + 2, "one ends each train()"
     assert summary(finished)["evaluation"] == [{name: rows[-1][name] for name in KEYS}]
-
-
-def test_evaluations_are_scalars_at_the_env_steps_of_their_weights(finished: APPO) -> None:
-    events = EventAccumulator(str(finished.cfg.run_dir / "tensorboard" / "policy_00"))
-    events.Reload()
-    for name in KEYS - {"eval_env_steps", "eval_sgd_steps"}:
-        scalars = [(event.step, event.value) for event in events.Scalars(f"eval/{name.removeprefix('eval_')}")]
-        assert scalars == [(row["eval_env_steps"], pytest.approx(row[name])) for row in evaluations(finished)]
 
 
 # ---- beside the training ---------------------------------------------------------------------------------------------
@@ -137,12 +125,9 @@ def test_failing_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> N
     with (pytest.raises(ComponentError) as failure,
           make("failing_envs:FailsInEvaluation", tmp_path, seed=5) as appo):
         appo.train(10**6)
-    text, seed = str(failure.value), derive_seed(5, EVALUATION)
-    assert text.startswith("evaluator failed\nTraceback")
-    assert 'raise ValueError("not in the test, please")' in text
-    assert text.rstrip().endswith(f"failing_envs:FailsInEvaluation, seed {seed}, step 1: step() raised "
-                                  "ValueError: not in the test, please")
-    assert text.splitlines()[-1] in (appo.cfg.run_dir / "log.txt").read_text()
+    last = str(failure.value).rstrip().splitlines()[-1]
+    assert f"seed {derive_seed(5, EVALUATION)}, step 1: step() raised ValueError" in last
+    assert last in (appo.cfg.run_dir / "log.txt").read_text()
     assert not multiprocessing.active_children()
 
 
@@ -195,14 +180,6 @@ class Bench:
         with torch.no_grad():
             self.model.policy_head.bias.zero_()[action] = 100.0
         self.buffers.policies[0].weights.publish(self.model, version)
-
-
-def test_the_same_policy_has_the_same_score_again_and_another_one_when_its_actions_are_sampled() -> None:
-    likeliest, sampled = (Bench("CartPole-v1", eval_episodes=25, eval_deterministic=mode) for mode in (True, False))
-    assert likeliest.evaluator.env.num_envs == MAX_ENVS
-    assert likeliest.evaluate() == likeliest.evaluate()
-    assert likeliest.reports[0]["eval_return_std"] > 0, "the episodes differ"
-    assert likeliest.reports[0]["eval_return"] != sampled.evaluate()["eval_return"]
 
 
 def test_weights_are_taken_once_for_each_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Tests of Ape-X: its targets, loss and priorities against slow references, who explores, that it learns."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,10 @@ from torch import Tensor
 from algorithms.apex import ApeX
 from distributions import FORBIDDEN
 from envs.flat_spaces import ACTION_MASK
-from evaluate import main as evaluate
 from losses import MaskedMean
 from reducer import ALONE
-from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.run_folder import configure
 from runtime.user_error import UserError
-from train import main as train
 from trainer import APEX
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32), ACTION_MASK: spaces.MultiBinary(5)}
@@ -151,31 +147,6 @@ def test_the_target_network_is_a_copy_made_every_so_many_steps() -> None:
 def test_other_actions_are_refused_with_the_algorithm_that_fits(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--algo=apex needs one discrete action, not Box.* use --algo=pql or appo"):
         APEX("Pendulum-v1", train_dir=str(tmp_path), serial_mode=True)
-
-
-SMALL: dict[str, Any] = {
-    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 2,
-    "encoder_mlp_layers": (8,), "device": "cpu", "replay_size": 2000, "replay_warmup": 128}
-
-
-def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_the_replay(tmp_path: Path) -> None:
-    flags = ["--env", "CartPole-v1", "--algo", "APEX", "--train_dir", str(tmp_path), "--experiment", "run",
-             "--eval_every_env_steps", "500", "--report_interval_sec", "0.2", "--rollout", "8", "--batch_size", "32",
-             "--replay_warmup", "128"]
-    for goal in (1000, 2000):
-        assert train([*flags, "--train_for_env_steps", str(goal)]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    trained = [row for row in rows if "q" in row]
-    for name in ("replay_transitions", "replay_ratio", "replay_age", "priority_max", "epsilon_max", "q", "q_max",
-                 "td_error", "n_step_bias", "policy_lag_mean", "grad_norm"):
-        assert np.isfinite([row[name] for row in trained]).all(), name
-    assert trained[-1]["n_step_bias"] <= 0
-    assert trained[-1]["replay_ratio"] <= 16.0
-    state = load_checkpoint(find_checkpoint(tmp_path / "run"))
-    assert state["algo"] == "apex"
-    assert "replay" not in state
-    assert any(name.startswith("target.") for name in state["model"]), "a resumed run goes on with the same targets"
-    assert evaluate([*flags[:2], *flags[4:8], "--episodes", "2"]) == 0
 
 
 @pytest.mark.slow

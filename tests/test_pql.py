@@ -12,12 +12,10 @@ from parts import learners
 from torch import Tensor
 
 from algorithms.pql import P, ParallelQLearning, V
-from evaluate import main as evaluate
 from losses import MaskedMean
 from reducer import ALONE
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.run_folder import configure
-from train import main as train
 from trainer import PQL
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
@@ -231,22 +229,6 @@ def test_a_population_of_two_learners_each(tmp_path: Path) -> None:
             assert v.cfg.learning_rate == p.cfg.learning_rate
             assert v.cfg.noise_max == p.cfg.noise_max == pytest.approx(float(v.model.exploration[1]))
         assert learners(system)[2].cfg.noise_max != 0.8
-
-
-def test_a_run_can_be_stopped_resumed_evaluated_and_its_records_tell_of_both_learners(tmp_path: Path) -> None:
-    flags = ["--env", "Pendulum-v1", "--algo", "PQL", "--train_dir", str(tmp_path), "--experiment", "run",
-             "--eval_every_env_steps", "500", "--report_interval_sec", "0.2", "--rollout", "8", "--batch_size", "32",
-             "--replay_ratio", "8", "--replay_warmup", "256"]
-    for goal in (500, 1000):
-        assert train([*flags, "--train_for_env_steps", str(goal)]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    for name in ("q", "q_loss", "td_error", "noise_max", "grad_norm", "replay_ratio", "p_policy_loss", "p_grad_norm",
-                 "p_replay_transitions"):
-        values = [row[name] for row in rows if name in row]
-        assert values, name
-        assert np.isfinite(values).all(), name
-    assert evaluate(["--env", "Pendulum-v1", "--train_dir", str(tmp_path), "--experiment", "run",
-                     "--episodes", "2"]) == 0
 
 
 @pytest.mark.slow

@@ -1,15 +1,11 @@
 """The benchmark: its figures are those of the run that it watches. No test depends on how fast anything is."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
-from test_train import wait_until
 
 from tools import benchmark
-from tools.benchmark import ROOT, Speed, measure
+from tools.benchmark import Speed, measure
 
 # says that 10 s have passed whenever it has taken 50 ms of CPU time
 TRAIN = """
@@ -44,17 +40,6 @@ def test_the_figures_are_those_of_the_time_after_the_warm_up(tmp_path: Path) -> 
     speed = measure(["--speed=1000"], 1.0, make_checkout(tmp_path))
     assert (speed.env_steps, speed.frames, speed.policy_lag) == pytest.approx((100, 400, 3))
     assert speed.cpu_us == pytest.approx({"main": 50, "together": 50}, rel=0.3)
-
-
-def test_what_is_measured_ends_with_the_command_that_measures(tmp_path: Path) -> None:
-    make_checkout(tmp_path, f"import os\nopen('number', 'w').write(str(os.getpid()))\n{TRAIN}")
-    sides = [f"--{side}={tmp_path} --speed=1" for side in ("base", "new")]
-    command = subprocess.Popen([sys.executable, "-m", "tools.benchmark", "compare", *sides], cwd=ROOT)
-    wait_until(lambda: (tmp_path / "number").exists() and (tmp_path / "number").read_text(), "nothing is measured")
-    measured = psutil.Process(int((tmp_path / "number").read_text()))
-    command.kill()
-    command.wait()
-    wait_until(lambda: not measured.is_running() or measured.status() == psutil.STATUS_ZOMBIE, "it goes on")
 
 
 def test_a_real_run_is_measured(capsys: pytest.CaptureFixture) -> None:

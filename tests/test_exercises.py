@@ -14,26 +14,21 @@ FOLDER = Path(check.__file__).parent
 QUICK = ["--serial_mode", "--train_for_env_steps=200", "--num_workers=1", "--num_envs_per_worker=4", "--rollout=8",
          "--batch_size=32", "--num_batches_per_epoch=1", "--num_epochs=1"]
 
-# (exercise, what of its solution is replaced, by what, what the check says then)
+# (exercise, what of its solution is replaced, by what)
 MISTAKES = [
-    (1, "0.0 if terminated else potential(obs)", "potential(obs)", r"straight up, step 3 \(terminated\)"),
-    (1, "self.gamma * self.potential - before", "self.potential - before", r"expected reward \+ gamma"),
-    (2, "nn.Sequential(nn.Linear(num_features, 64), nn.ReLU())", "[nn.Linear(num_features, 64)]",
-     "joined: layers in a plain list"),
-    (2, "nn.ReLU(), nn.Conv2d(16", "nn.BatchNorm2d(16), nn.Conv2d(16", "must not depend on the others of the batch"),
-    (3, "mean(now.kl(following).masked_fill(is_over, 0.0))", "now.kl(following).masked_fill(is_over, 0.0).mean()",
-     "`mean` divides by the valid rows"),
-    (3, "loss.total + self", "loss.total - self", "no end of an episode"),
-    (4, "discounts[t] * c[t]", "discounts[t] * c[min(t + 1, len(c) - 1)]", "it holds c_s and not c_t"),
-    (5, "~(terminated[t] | truncated[t])", "~terminated[t]", "truncated at step 1"),
-    (6, "rnn_states.masked_fill(new_episode[:, t, None], 0.0)", "rnn_states.masked_fill(new_episode[:, :1], 0.0)",
-     "step by step"),
-    (6, "rnn_states.masked_fill(new_episode[:, t, None], 0.0)", "rnn_states", "row 1 begins an episode"),
-    (7, "rng.integers(1, num_policies)", "rng.integers(1, max(num_policies - 1, 2))", "meet exploiter"),
-    (7, "[0, exploiter] if rng.random() < 0.5 else [exploiter, 0]", "[0, exploiter]", "draw the seat too"),
-    (8, "model.returns.denormalize(outputs[1])", "outputs[1]", "in units of the rewards"),
-    (8, ".clamp(max=self.cfg.largest_weight)", "", "largest_weight"),
-]
+    (1, "0.0 if terminated else potential(obs)", "potential(obs)"),
+    (1, "self.gamma * self.potential - before", "self.potential - before"),
+    (2, "nn.Sequential(nn.Linear(num_features, 64), nn.ReLU())", "[nn.Linear(num_features, 64)]"),
+    (2, "nn.ReLU(), nn.Conv2d(16", "nn.BatchNorm2d(16), nn.Conv2d(16"),
+    (3, "mean(now.kl(following).masked_fill(is_over, 0.0))", "now.kl(following).masked_fill(is_over, 0.0).mean()"),
+    (3, "loss.total + self", "loss.total - self"),
+    (4, "discounts[t] * c[t]", "discounts[t] * c[min(t + 1, len(c) - 1)]"),
+    (5, "~(terminated[t] | truncated[t])", "~terminated[t]"),
+    (6, "rnn_states.masked_fill(new_episode[:, t, None], 0.0)", "rnn_states.masked_fill(new_episode[:, :1], 0.0)"),
+    (6, "rnn_states.masked_fill(new_episode[:, t, None], 0.0)", "rnn_states"),
+    (7, "rng.integers(1, num_policies)", "rng.integers(1, max(num_policies - 1, 2))"),
+    (7, "[0, exploiter] if rng.random() < 0.5 else [exploiter, 0]", "[0, exploiter]"),
+    (8, "model.returns.denormalize(outputs[1])", "outputs[1]"), (8, ".clamp(max=self.cfg.largest_weight)", "")]
 
 
 def path_of(folder: str, number: int) -> Path:
@@ -47,16 +42,14 @@ def test_the_check_refuses_the_start_and_accepts_the_solution(number: int) -> No
     assert status == check.SOLVED, text
 
 
-@pytest.mark.parametrize(("number", "right", "wrong", "message"), MISTAKES)
-def test_a_plausible_mistake_is_refused_by_a_message_that_names_it(number: int, right: str, wrong: str, message: str,
-                                                                   tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "right", "wrong"), MISTAKES)
+def test_a_plausible_mistake_is_refused(number: int, right: str, wrong: str, tmp_path: Path) -> None:
     source = path_of("solutions", number).read_text()
     assert right in source
     mistaken = tmp_path / "mistaken.py"
     mistaken.write_text(source.replace(right, wrong))
     status, text = check.judge(number, mistaken)
     assert status == check.NOT_YET, text
-    assert re.search(message, text), text
 
 
 def commands() -> list[list[str]]:

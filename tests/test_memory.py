@@ -1,6 +1,5 @@
 """What a container leaves of the machine; limits that the system sets."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,16 +29,12 @@ def test_the_cores_of_a_container_are_those_of_its_control_group(
     assert make_config({"env": "CartPole-v1"}).num_workers == cores
 
 
-def test_the_limit_of_open_files_is_lifted_as_far_as_the_system_lets(tmp_path: Path) -> None:
+def test_the_limit_of_open_files_is_lifted_as_far_as_the_system_lets() -> None:
     script = ("import resource; from runtime.children import allow_descriptors as allow; "
               "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 200)); allow(30); allow(100); allow(1000); "
               "print(resource.getrlimit(resource.RLIMIT_NOFILE))")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "(200, 200)\n"
-    train = f"exec {sys.executable} train.py --env CartPole-v1 --num_workers 1 --device cpu --train_for_env_steps 500"
-    done = subprocess.run(["bash", "-c", f"ulimit -Sn 40; {train} --train_dir {tmp_path}"], cwd=ROOT,
-                          capture_output=True, text=True, check=False, env=os.environ)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_folder_for_temporary_files_must_leave_room_for_the_names_of_sockets(monkeypatch: pytest.MonkeyPatch) -> None:

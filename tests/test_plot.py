@@ -97,15 +97,3 @@ def test_the_objective_and_all_that_has_changed_in_a_population_are_drawn(
         "objective": [[[1, -7]], [[0.9, -3.5]]],
         "learning_rate": [[[0, 1e-3], [1, 1.2e-2]], [[0, 1e-2], [0.9, 1e-2]]],
         "shaping/use": [[[0, 1], [1, 0]], [[0, 1], [0.9, 1]]]}
-
-
-@pytest.mark.parametrize("argv", [
-    ["none", "out.png"], ["none", "out.png", "--population"], ["run", "out.png", "--key", "mean_retrun"],
-    ["run", "out.nothing"], ["run", "no_such_folder/out.png"]], ids=str)
-def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str],
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "run", 5)
-    monkeypatch.chdir(tmp_path)
-    assert plot.main(argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("plot.py: ")

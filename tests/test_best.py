@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from parts import make_config
+from parts import SMALL, make_config
 from test_population import assert_equal, metrics_of, read_json
 
 from runtime import policy_records
@@ -20,9 +20,7 @@ from runtime.policy_records import RETURN_WINDOW
 from shared_buffers import SharedWeights
 from trainer import APPO
 
-SMALL: dict[str, Any] = {
-    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
-    "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu", "serial_mode": True, "experiment": "run"}
+SERIAL = SMALL | {"serial_mode": True, "experiment": "run"}
 
 
 class RisesAndFalls(gym.Env):
@@ -53,7 +51,7 @@ def run(train_dir: Path, env_steps: int, env: str = "RisesAndFalls", *, episodes
         **settings: Any) -> APPO:
     """Train, or train on, as if there had been these episodes before."""
     RisesAndFalls.episodes[:] = episodes
-    with APPO(f"test_best:{env}", train_dir=str(train_dir), **SMALL | settings) as appo:
+    with APPO(f"test_best:{env}", train_dir=str(train_dir), **SERIAL | settings) as appo:
         appo.train(env_steps)
     return appo
 
@@ -120,7 +118,7 @@ def test_a_run_ends_when_the_mean_of_100_episodes_is_good_enough_and_says_so(
 
 def test_a_hundred_good_episodes_are_needed_and_other_parameters_begin_anew(tmp_path: Path) -> None:
     RisesAndFalls.episodes[:] = [1.0] * 600
-    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), stop_at_return=0.5, **SMALL) as appo:
+    with APPO("test_best:RisesAndFalls", train_dir=str(tmp_path), stop_at_return=0.5, **SERIAL) as appo:
         appo.train(5000)
         assert 700 <= len(RisesAndFalls.episodes) < 750
         appo.train(5000)
@@ -196,7 +194,7 @@ def test_the_weights_with_the_best_evaluation_are_saved(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(SharedWeights, "publish", record)
     with APPO("CartPole-v1", train_dir=str(tmp_path), eval_every_env_steps=300, eval_episodes=5,
-              **SMALL | settings) as appo:
+              **SERIAL | settings) as appo:
         appo.train(3000)
     rows = evaluations_of(tmp_path)
     assert rows[-1]["eval_sgd_steps"] == appo.versions[0], "the last weights were scored too"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parts import SMALL
 from torch import nn
 
 from evaluate import main as evaluate
@@ -32,13 +33,10 @@ from trainer import APPO
 ROOT = Path(__file__).parent.parent
 # the thread of TensorBoard's writer prints its error when it ends
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-SMALL: dict[str, Any] = {
-    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
-    "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu", "serial_mode": True}
 
 
 def make(train_dir: Path, **settings: Any) -> APPO:
-    return APPO("CartPole-v1", **SMALL | {"train_dir": str(train_dir), "experiment": "run"} | settings)
+    return APPO("CartPole-v1", serial_mode=True, train_dir=str(train_dir), experiment="run", **SMALL | settings)
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -139,17 +137,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, capsy
         make(tmp_path)
 
 
-def test_a_policy_without_a_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    settings = {"num_policies": 2, "with_pbt": True}
-    with make(tmp_path, **settings) as appo:
-        appo.train(200)
-    for path in policy_dir(tmp_path / "run", 1).glob("*.pt"):
-        path.unlink()
-    with make(tmp_path, **settings) as appo:
-        appo.train(100)
-    assert "no checkpoint of policy 1: it begins anew" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_without_a_whole_checkpoint_the_newer_of_milestone_and_best_is_resumed(tmp_path: Path, evaluated: bool) -> None:
     settings = {"eval_every_env_steps": 1500, "eval_episodes": 2} if evaluated else {}
@@ -200,19 +187,6 @@ def test_a_run_with_nothing_to_resume_is_laid_aside(tmp_path: Path, capsys: pyte
     assert read_lines(tmp_path / "run_old" / "metrics.jsonl") == rows != []
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.json", "config.json", "checkpoints"])
-def test_what_is_in_the_way_is_told_in_one_line(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "run" / name
-    if name == "checkpoints":
-        path.parent.mkdir()
-        path.write_text("in the way")
-    else:
-        path.mkdir(parents=True)
-        (path / "something").touch()
-    with pytest.raises(UserError, match=rf"cannot be written \(.*{path.stem}.*\); choose another"):
-        make(tmp_path)
-
-
 # ---- a folder that cannot be written -----------------------------------------------------------------------------
 
 
@@ -224,24 +198,18 @@ def test_training_goes_on_while_nothing_can_be_written(tmp_path: Path, capsys: p
         saved = find_checkpoint(run_dir)
         run_dir.rename(elsewhere)
         run_dir.write_text("in the way")
-        capsys.readouterr()
         appo.train(200)
-        lines = capsys.readouterr().out.splitlines()
-        for once in ("records are lost", "the curves in"):
-            assert sum(once in line for line in lines) == 1, lines
         for _ in range(2):
             with pytest.raises(ComponentError, match=r"what was learned last is not in .*policy 0: Not a directory"):
                 appo.save()
         appo.train(200)
         lines = capsys.readouterr().out.splitlines()
-        assert sum("cannot save in" in line for line in lines) == 1, lines
         assert sum("NOT SAVED: Not a directory" in line for line in lines) > 2
         run_dir.unlink()
         elsewhere.rename(run_dir)
         assert find_checkpoint(run_dir) == saved, "what was saved before is there"
         appo.train(200)
         appo.save()
-        assert "can save in" in capsys.readouterr().out
         assert load_checkpoint(find_checkpoint(run_dir))["sgd_steps"] == appo.versions[0]
     steps = [row["env_steps"] for row in read_lines(run_dir / "metrics.jsonl")]
     assert steps == sorted(steps)
@@ -263,36 +231,6 @@ def test_what_is_removed_is_made_anew_and_can_be_resumed(tmp_path: Path, what: s
     with make(tmp_path) as appo:
         assert appo.env_steps >= 400 + 200 * trains_on
         assert appo.buffers.start == 2
-
-
-SPOILS = """
-from pathlib import Path
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Spoils(CartPoleEnv):
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 1000:
-            folder = Path("run/checkpoints")
-            folder.rename("elsewhere")
-            folder.write_text("in the way")
-        return super().step(action)
-"""
-
-
-def test_a_run_that_could_not_save_ends_with_status_1_and_one_line(tmp_path: Path) -> None:
-    (tmp_path / "spoils.py").write_text(SPOILS)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), "--env=spoils:Spoils", "--serial_mode", "--train_for_env_steps=4000",
-         "--device=cpu", "--train_dir=.", "--experiment=run", "--num_envs_per_worker=1", "--num_workers=1",
-         "--batch_size=128", "--save_every_sec=0.01"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "NOT SAVED: Not a directory" in done.stdout
-    assert done.stderr == f"train.py: what was learned last is not in {tmp_path}/run: policy 0: Not a directory\n"
-    assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
 # ---- lines -------------------------------------------------------------------------------------------------------

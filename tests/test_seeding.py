@@ -13,15 +13,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from numpy.random import mtrand
-from parts import learners, rollout_workers
+from parts import SMALL, learners, rollout_workers
 from test_train import run_train
 
 from runtime.seeding import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
 from trainer import APPO, load
 
-SMALL: dict[str, Any] = {
-    "num_workers": 2, "num_envs_per_worker": 4, "worker_num_splits": 2, "rollout": 8, "batch_size": 32,
-    "num_batches_per_epoch": 1, "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu"}
+TWO = SMALL | {"num_workers": 2, "worker_num_splits": 2}
 LEVELS = "levels.txt"  # in the working folder
 
 
@@ -67,7 +65,7 @@ def levels_of(train_dir: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 400
     monkeypatch.chdir(train_dir)
     Path(LEVELS).unlink(missing_ok=True)
     with APPO("test_seeding:Levels", train_dir=str(train_dir), experiment="run", serial_mode=True,
-              **SMALL | settings) as appo:
+              **TWO | settings) as appo:
         appo.train(steps)
     return [int(line) for line in Path(LEVELS).read_text().split()][1:]
 
@@ -122,7 +120,7 @@ def test_no_two_processes_draw_the_same_from_global_generators(tmp_path: Path,
     for which, seed in (("one", 0), ("two", 1)):
         monkeypatch.setenv("WHICH", which)
         before = dict(os.environ)
-        with APPO("test_seeding:Foreign", train_dir=str(tmp_path), experiment=which, seed=seed, **SMALL) as appo:
+        with APPO("test_seeding:Foreign", train_dir=str(tmp_path), experiment=which, seed=seed, **TWO) as appo:
             assert os.environ == before
             monkeypatch.setenv("WHICH", "later")
             appo.train(100)
@@ -142,7 +140,7 @@ def test_serial_mode_draws_from_global_generators_by_its_seed_and_the_program_by
     for number, (seed, period) in enumerate([(0, 0), (0, 100), (1, 0)]):
         seed_program(number)
         with APPO("test_seeding:Foreign", train_dir=str(tmp_path), experiment=str(number), serial_mode=True, seed=seed,
-                  eval_every_env_steps=period, eval_episodes=2, **SMALL) as appo:
+                  eval_every_env_steps=period, eval_episodes=2, **TWO) as appo:
             appo.train(200)
             drawn = [*draw(), mtrand.normal()]
             appo.train(200)
@@ -159,7 +157,7 @@ def test_serial_mode_draws_from_global_generators_by_its_seed_and_the_program_by
 def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run in which nothing was learned would else repeat its minibatches, policies and actions."""
     monkeypatch.chdir(tmp_path)
-    settings = SMALL | {"train_dir": str(tmp_path), "experiment": "run", "serial_mode": True, "num_policies": 2}
+    settings = TWO | {"train_dir": str(tmp_path), "experiment": "run", "serial_mode": True, "num_policies": 2}
     drawn = []
     for _ in range(2):
         with APPO("test_seeding:Levels", **settings) as appo:

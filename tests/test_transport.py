@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parts import SMALL
 
 from learner import Learner
 from policy_worker import PolicyWorker
@@ -18,9 +19,7 @@ from runtime.user_error import ComponentError
 from shared_buffers import Inbox
 from supervisor import Supervisor
 
-SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 64,
-                         "num_batches_per_epoch": 1, "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu",
-                         "stall_timeout_sec": 1.0, "max_restarts": 1}
+TWO = SMALL | {"num_workers": 2, "stall_timeout_sec": 1.0, "max_restarts": 1}
 
 
 def hit(component: Any, inbox: Inbox, *, call: int) -> None:
@@ -59,7 +58,7 @@ class HitBatcher(Learner):
     ("rollout_worker_class", HitWorker), ("policy_worker_class", HitServer), ("learner_class", HitBatcher)])
 def test_who_is_killed_with_messages_in_hand_is_replaced_and_the_run_does_not_wait_for_ever(
         role: str, component: type, tmp_path: Path) -> None:
-    running = type("System", (Supervisor,), {role: component})("CartPole-v1", train_dir=str(tmp_path), **SMALL)
+    running = type("System", (Supervisor,), {role: component})("CartPole-v1", train_dir=str(tmp_path), **TWO)
     with pytest.raises(ComponentError, match="was killed by SIGKILL"):
         running.train(10**9)
     running.close()

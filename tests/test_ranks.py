@@ -245,21 +245,14 @@ def test_two_ranks_learn_cartpole_and_end_at_the_same_step_when_stopped(tmp_path
     assert run.summary()["sgd_steps"] > sgd_steps
 
 
-def test_one_rank_that_is_stopped_ends_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_rank_that_is_stopped_or_dies_ends_all(tmp_path: Path, number: int) -> None:
     run = Run(tmp_path, "--train_for_seconds=300")
     run.wait_for_rows()
-    run.rank(1).terminate()
+    run.rank(1).send_signal(number)
     output = run.end()
-    assert run.torchrun.returncode == 0, output
+    assert (run.torchrun.returncode == 0) == (number == signal.SIGTERM), output
     assert run.summary()["sgd_steps"] > 0
-
-
-def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--train_for_seconds=300")
-    run.wait_for_rows()
-    run.rank(1).kill()
-    assert run.end()
-    assert run.torchrun.returncode != 0
 
 
 def test_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,8 @@ def test_random_faults_of_every_kind_are_overcome(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "the folder of a run that failed stays"
 
 
-def test_too_many_failures_save_and_end_with_the_first_traceback(tmp_path: Path) -> None:
-    (tmp_path / "breaking.py").write_text('''
+FAILING = """
+import time
 from gymnasium.envs.classic_control import CartPoleEnv
 
 class Breaks(CartPoleEnv):
@@ -92,16 +92,27 @@ class Breaks(CartPoleEnv):
 
     def step(self, action):
         self.steps += 1
+        self.misbehave()
+        return super().step(action)
+
+    def misbehave(self):
         if self.steps == 250:
             raise ValueError("the wheel came off")
-        return super().step(action)
-''')
-    outcome = run_train(tmp_path, *SMALL[1:], "--env=breaking:Breaks", "--max_restarts=2")
+
+class Hangs(Breaks):
+    def misbehave(self):
+        time.sleep(10_000 * (self.steps > 1))  # the first one is looked at before the run begins
+"""
+
+
+def test_too_many_failures_save_and_end_with_the_first_traceback(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    outcome = run_train(tmp_path, *SMALL[1:], "--env=failing:Breaks", "--max_restarts=2")
     assert outcome.status == 1, outcome
     first, *traceback, line = outcome.err.rstrip().splitlines()
     assert first == "train.py: rollout_worker_0 failed"
-    assert any(each.startswith(f'  File "{tmp_path / "breaking.py"}", line ') for each in traceback)
-    assert re.search(r": breaking:Breaks, seed \d+, step \d+: step\(\) raised ValueError: the wheel came off$", line)
+    assert any(each.startswith(f'  File "{tmp_path / "failing.py"}", line ') for each in traceback)
+    assert re.search(r": failing:Breaks, seed \d+, step \d+: step\(\) raised ValueError: the wheel came off$", line)
     log = (tmp_path / "first" / "log.txt").read_text()
     assert log.count("the wheel came off; it is replaced") == 2
     assert newest_state(tmp_path / "first")["sgd_steps"] > 0, "what was learned is saved"
@@ -120,20 +131,8 @@ def test_the_weights_of_a_learner_that_dies_too_often_are_saved(tmp_path: Path) 
 
 def test_an_environment_that_always_hangs_ends_the_run(tmp_path: Path) -> None:
     """However long it takes to notice it: the window counts the rest of the time."""
-    (tmp_path / "hanging.py").write_text('''
-import time
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Hangs(CartPoleEnv):
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps > 1:  # the first one is looked at before the run begins
-            time.sleep(10_000)
-        return super().step(action)
-''')
-    outcome = run_train(tmp_path, *SMALL[1:], "--env=hanging:Hangs", "--env_timeout_sec=1", "--max_restarts=2",
+    (tmp_path / "failing.py").write_text(FAILING)
+    outcome = run_train(tmp_path, *SMALL[1:], "--env=failing:Hangs", "--env_timeout_sec=1", "--max_restarts=2",
                         "--restart_window_sec=1.5")
     line = "rollout_worker_0 hangs: no sign of life for 1 s, in 'step' (--env_timeout_sec)"
     assert (outcome.status, outcome.err) == (1, f"train.py: {line}\n")

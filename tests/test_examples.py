@@ -1,8 +1,6 @@
-"""The extension points: what is in `examples/`, and a user's own script in a folder of its own."""
+"""The extension points: what is in `examples/`; a script's own parts are in `test_anywhere.py`."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,6 @@ from train import main as train
 ROOT = Path(__file__).parent.parent
 QUICK = ["--num_workers=1", "--num_envs_per_worker=8", "--train_for_env_steps=3000", "--rollout=16", "--batch_size=128",
          "--num_batches_per_epoch=1"]
-
-
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=120,
-                          check=False, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.parametrize(("flag", "name", "env"), [
@@ -44,36 +37,3 @@ def test_an_example_is_trained_and_played_by_its_name(flag: str, name: str, env:
     assert summary["sgd_steps"] > 5
     assert evaluate([*chosen, "--episodes=2", *(["--trust_run"] if env else [])]) == 0
     assert "2 episodes: return" in capsys.readouterr().out
-
-
-SCRIPT = '''
-import gymnasium as gym
-from trainer import APPO
-from model import LeafEncoders
-from model import FeedForwardCore
-
-class MyEncoder(LeafEncoders):
-    pass
-
-class MyCore(FeedForwardCore):
-    pass
-
-def make_my_env(render_mode=None):
-    return gym.make("CartPole-v1")
-
-if __name__ == "__main__":
-    with APPO(make_my_env, encoder=MyEncoder, core=MyCore, num_workers=1, num_envs_per_worker=8, rollout=16,
-              batch_size=128) as appo:
-        appo.train(2000)
-        print("parts:", appo.cfg.env, appo.cfg.encoder, appo.cfg.core)
-'''
-
-
-def test_parts_defined_in_the_running_script_reach_every_process(tmp_path: Path) -> None:
-    (tmp_path / "my_script.py").write_text(SCRIPT)
-    result = run(tmp_path, "my_script.py")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "parts: my_script:make_my_env my_script:MyEncoder my_script:MyCore" in result.stdout
-    summary = json.loads((tmp_path / "train_dir" / "my_script_make_my_env" / "summary.json").read_text())
-    assert summary["env"] == "my_script:make_my_env"
-    assert summary["sgd_steps"] > 0

@@ -61,34 +61,6 @@ def names(prefix: str) -> list[type[gym.Env]]:
     return [env for name, env in inspect.getmembers(tiny_envs, inspect.isclass) if name.startswith(prefix)]
 
 
-# ---- the environments themselves -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("env", [*names("Reads"), *names("Acts"), *names("Masks"), tiny_envs.Recalls])
-def test_random_actions_get_the_chance_level(env: type[gym.Env]) -> None:
-    """And observations are of the space; otherwise the tests below would prove little."""
-    env, score = env(), 0.0
-    env.action_space.seed(0)
-    num_episodes = 12_000 // (env.LENGTH if isinstance(env, tiny_envs.Recalls) else tiny_envs.STEPS)
-    for episode in range(num_episodes):
-        obs, info = env.reset(seed=0 if episode == 0 else None)
-        over = False
-        while not over:
-            assert env.observation_space.contains(obs)
-            action = env.action_space.sample(allowed(env, obs, info))
-            obs, reward, over, _, info = env.step(action)
-            score += reward
-    assert score / num_episodes == pytest.approx(env.chance, abs=0.03)
-
-
-def allowed(env: gym.Env, obs: Any, info: dict[str, Any]) -> Any:
-    """Return the mask in the form of `Space.sample`."""
-    if isinstance(env, tiny_envs.MasksOfParts):
-        first, second = info["action_mask"]
-        return first.astype(np.int8), None, second.astype(np.int8)
-    return obs["action_mask"] if isinstance(env, tiny_envs.MasksInObs) and not info else info.get("action_mask")
-
-
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 
@@ -139,14 +111,6 @@ def test_ratio_is_1_in_the_first_sgd_step_of_a_dataset(env: type[gym.Env], memor
         assert step["ratio_max"] == pytest.approx(1, abs=1e-5)
         assert abs(step["kl"]) < 1e-5
     assert all(step["ratio_max"] > 1.01 for step in steps[per_dataset - 1 :: per_dataset]), "later the policy has moved"
-
-
-def test_serial_mode_with_memory_and_masks_gives_the_same_numbers_twice(tmp_path: Path) -> None:
-    first, second = (learners(train(tiny_envs.MasksOfParts, tmp_path / name, 1024, use_rnn=True, rnn_size=16,
-                                    seed=3))[0]
-                     for name in ("first", "second"))
-    for name, value in first.model.state_dict().items():
-        assert torch.equal(value, second.model.state_dict()[name]), name
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -65,15 +65,6 @@ class ReadsImage(Reading):
         return image.astype(np.uint8)
 
 
-class ReadsLargeImage(ReadsImage):
-    """Large enough for layers with strides."""
-
-    observation_space = spaces.Box(0, 255, (18, 24, 3), np.uint8)
-
-    def show(self, target: int) -> np.ndarray:
-        return np.kron(super().show(target), np.ones((3, 4, 1), np.uint8))
-
-
 class ReadsChannelsFirst(ReadsImage):
     observation_space = spaces.Box(0, 255, (3, 6, 6), np.uint8)
 
@@ -86,13 +77,6 @@ class ReadsGrayImage(ReadsImage):
 
     def show(self, target: int) -> np.ndarray:
         return super().show(target)[:, :, 0]
-
-
-class ReadsFloatImage(ReadsImage):
-    observation_space = spaces.Box(-1, 1, (6, 6, 3), np.float32)
-
-    def show(self, target: int) -> np.ndarray:
-        return (super().show(target) / 128 - 1).astype(np.float32)
 
 
 class ReadsMatrix(Reading):

@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from parts import make_config
 
 from envs.families import find_spec
 from evaluate import main as evaluate
@@ -109,11 +108,6 @@ def test_a_run_of_a_local_class_is_resumed_from_python_only(tmp_path: Path, caps
     (tmp_path / "c" / "config.json").write_text(json.dumps(settings_of_c))
     with pytest.raises(UserError, match="'lambda' comes from a notebook"):  # of another program
         load(tmp_path / "c")
-    capsys.readouterr()
     for command in (train, evaluate):
         assert command([f"--env={NO_MODULE}:Local", f"--train_dir={tmp_path}"]) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        assert "'Local' comes from a notebook" in err
-    with pytest.raises(UserError, match="--encoder=by_value:Local: 'Local' comes from a notebook"):
-        find_function("encoder", make_config({"env": "x", "encoder": f"{NO_MODULE}:Local"}).encoder)
+        assert "'Local' comes from a notebook" in capsys.readouterr().err

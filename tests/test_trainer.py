@@ -117,12 +117,6 @@ def test_an_error_in_a_callback_reaches_the_caller_and_the_system_goes_on(tmp_pa
         assert appo.env_steps >= stopped + 300
 
 
-def test_who_has_asked_for_a_stop_is_not_asked_again(tmp_path: Path) -> None:
-    answers = iter([False, False, True])
-    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
-        appo.train(100_000, should_stop=answers.__next__)
-
-
 # ---- parameters ------------------------------------------------------------------------------------------------------
 
 
@@ -249,10 +243,6 @@ def test_an_interrupt_between_two_calls_loses_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     newest = checkpoint.load_newest(tmp_path / "cut")[1]
     assert newest["sgd_steps"] == sum(appo.versions) > 0
-    with pytest.raises(ComponentError, match="this system has ended"), appo:
-        pass
-    with pytest.raises(ComponentError, match="this system has ended"):
-        appo.change(learning_rate=np.float32(1e-3))
 
 
 # ---- AsynRL's arguments ----------------------------------------------------------------------------------------------

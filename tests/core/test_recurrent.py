@@ -15,7 +15,6 @@ from one_policy import CPU, make_buffers
 from parts import make_config
 from torch import Tensor
 
-from config import Config
 from learner import Learner, join_groups
 from model import make_model
 from policy_worker import PolicyWorker
@@ -29,17 +28,14 @@ KINDS = [("gru", 1), ("gru", 2), ("lstm", 1), ("lstm", 2)]
 RECURRENCES = [T, 4, 1]
 
 
-def make_cfg(**settings: Any) -> Config:
-    return make_config({"env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": AGENTS,
-                        "worker_num_splits": 2, "rollout": T, "batch_size": AGENTS * T, "encoder_mlp_layers": (8,),
-                        "rnn_size": 7, "use_rnn": True, "normalize_input": False, "normalize_returns": False}, settings)
-
-
 class Rig:
     """A policy worker and a learner with one model, whose heads are enlarged so that an error shows."""
 
     def __init__(self, **settings: Any) -> None:
-        self.cfg = make_cfg(**settings)
+        self.cfg = make_config({
+            "env": "test", "device": "cpu", "num_workers": 1, "num_envs_per_worker": AGENTS, "worker_num_splits": 2,
+            "rollout": T, "batch_size": AGENTS * T, "encoder_mlp_layers": (8,), "rnn_size": 7, "use_rnn": True,
+            "normalize_input": False, "normalize_returns": False}, settings)
         torch.manual_seed(0)
         model = make_model(self.cfg, OBS, ACTIONS)
         torch.nn.init.normal_(model.policy_head.weight, std=3.0)

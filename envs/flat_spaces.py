@@ -218,29 +218,6 @@ def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
     return (np.rint(scaled) if np.issubdtype(space.dtype, np.integer) else scaled).astype(space.dtype)
 
 
-def random_row(space: spaces.Space, mask: Any, rng: np.random.Generator) -> list[float]:
-    """Draw the numbers of one action: every choice that the mask allows alike (None: all), else standard Gaussian ones.
-
-    Raises `ValueError` when nothing is allowed.
-    """
-    allowed = None if mask is None else flatten_mask(mask)
-    numbers: list[float] = []
-    for leaf in action_leaves(space).values():
-        for n in num_options(leaf):
-            if allowed is None:
-                numbers.append(rng.integers(n))
-                continue
-            choices, allowed = np.flatnonzero(allowed[:n]), allowed[n:]
-            if not len(choices):
-                raise ValueError("the action mask forbids every action")
-            numbers.append(rng.choice(choices))
-        if isinstance(leaf, spaces.Box):
-            numbers.extend(rng.normal(size=int(np.prod(leaf.shape))))
-        elif isinstance(leaf, spaces.MultiBinary):
-            numbers.extend(rng.integers(2, size=int(np.prod(leaf.shape))))
-    return numbers
-
-
 def name_mask(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an observation or info with its action mask under our name."""
     return {**given, ACTION_MASK: given[ACTION_MASKS]} if ACTION_MASKS in given else given

@@ -96,12 +96,11 @@ def agent_selection(env: Any) -> Any:
 class ParallelVectorEnv(VectorEnv):
     """N parallel environments, stepped one after another."""
 
-    def __init__(self, make_env: Callable[[], Any], num_envs: int, name: str, *, squash_actions: bool = False,
+    def __init__(self, envs: list[Any], name: str, *, squash_actions: bool = False,
                  objective: str = TRUE_OBJECTIVE) -> None:
-        self.name, self.num_envs, self._objective = name, num_envs, objective
+        self.name, self.num_envs, self._objective = name, len(envs), objective
         self._read = (ACTION_MASK, "is_active", "active_agent", objective)  # of the infos
-        self._envs = [make_env() for _ in range(num_envs)]
-        first = self._envs[0]
+        self._envs, first = envs, envs[0]
         self.agents = [str(agent) for agent in first.possible_agents]
         if not self.agents:
             raise UserError(f"{name}: possible_agents is empty")
@@ -112,7 +111,7 @@ class ParallelVectorEnv(VectorEnv):
             if pair not in pairs:
                 pairs.append(pair)
             self.kind_of_agent.append(pairs.index(pair))
-        kinds = np.tile(self.kind_of_agent, num_envs)
+        kinds = np.tile(self.kind_of_agent, len(envs))
         self.kinds = [AgentKind(name, *pair, np.flatnonzero(kinds == k), squash_actions=squash_actions)
                       for k, pair in enumerate(pairs)]
         self._batch_spaces = [batch_space(kind.action_space, len(kind.index)) for kind in self.kinds]

@@ -208,7 +208,7 @@ def test_cells_of_minigrid_become_planes_and_are_not_resized() -> None:
         np.testing.assert_array_equal(one_hot.argmax(-1), codes[..., i])
         begin += size
     env.close()
-    with pytest.raises(UserError, match="nor for the cells of MiniGrid"):
+    with pytest.raises(UserError, match="--res_w is not for MiniGrid-Empty-5x5-v0"):
         make("MiniGrid-Empty-5x5-v0", res_w=20, res_h=10)
 
 

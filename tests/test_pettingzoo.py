@@ -57,7 +57,7 @@ def test_an_env_behind_wrappers_tells_whose_turn_it_is() -> None:
     def make_wrapped() -> Any:
         return BaseParallelWrapper(BaseParallelWrapper(turn_based_aec_to_parallel(make_turns())))
 
-    assert ParallelVectorEnv(make_wrapped, 3, "wrapped").reset(0).active.sum() == 3
+    assert ParallelVectorEnv([make_wrapped() for _ in range(3)], "wrapped").reset(0).active.sum() == 3
 
 
 def make_turns() -> Any:

@@ -59,7 +59,7 @@ def agents_game(**rules: Any) -> Game:
     script = Script(**rules)
 
     def make_env(cfg: Config, num_envs: int) -> VectorEnv:
-        return ParallelVectorEnv(lambda: CountingAgents(script), num_envs, "counting_agents")
+        return ParallelVectorEnv([CountingAgents(script) for _ in range(num_envs)], "counting_agents")
 
     probe = make_env(make_cfg(), 1)
     probe.reset(0)

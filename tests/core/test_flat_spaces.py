@@ -22,7 +22,6 @@ from envs.flat_spaces import (
     num_action_parameters,
     num_columns,
     obs_leaves,
-    random_row,
     unflatten_actions,
 )
 from runtime.user_error import UserError
@@ -277,16 +276,3 @@ def test_masks_are_joined_into_one_row_of_bits() -> None:
         row = flatten_mask(mask)
         assert row.dtype == bool
         assert row.tolist() == [True, False, True, True, False]
-
-
-def test_random_rows_are_spread_over_what_is_allowed() -> None:
-    space = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": spaces.Box(-1, 1, (2,)), "c": spaces.MultiBinary(2),
-                         "d": spaces.Discrete(2, start=5)})
-    mask, rng = np.array([1, 0, 0, 1, 1, 1, 1]), np.random.default_rng(0)
-    drawn = np.array([random_row(space, mask, rng) for _ in range(300)])
-    assert {*map(tuple, drawn[:, :2])} == {(0, 1), (0, 2)}
-    assert drawn[:, 2:4].std() > 0.5
-    assert {*map(tuple, drawn[:, 4:6])} == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert {*drawn[:, 6]} == {0, 1}, "the space's start is added later"
-    with pytest.raises(ValueError, match="forbids every action"):
-        random_row(space, np.zeros(7), rng)

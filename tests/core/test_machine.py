@@ -5,17 +5,18 @@ import math
 import pytest
 from parts import make_config
 
-from envs.families import LARGE_OBSERVATIONS, PROFILES, family_profile
+from envs.families import FAMILIES, family_profile
 from runtime.machine import Machine, automatic
 
 MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128, 256) for gpus in (0, 1, 2)]
 
 
 def settings_of(machine: Machine, family: str, given: dict, algo: str = "appo") -> dict:
-    return automatic(machine, family_profile(family, algo), given, large_observations=family in LARGE_OBSERVATIONS)
+    return automatic(machine, family_profile(family, algo), given,
+                     large_observations=FAMILIES[family].large_observations)
 
 
-@pytest.mark.parametrize("family", PROFILES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("machine", MACHINES, ids=str)
 @pytest.mark.parametrize("given", [{}, {"num_workers": 3}, {"num_policies": 4}, {"worker_num_splits": 3}], ids=str)
 def test_settings_are_valid_what_was_given_stays_and_environments_are_spread_over_the_workers(
@@ -26,9 +27,9 @@ def test_settings_are_valid_what_was_given_stays_and_environments_are_spread_ove
     assert cfg.policy_workers_per_policy * cfg.num_policies <= max(machine.cores, cfg.num_policies)
     in_flight = cfg.num_workers * cfg.num_envs_per_worker * cfg.rollout
     dataset = cfg.batch_size * cfg.num_batches_per_epoch
-    if not given and family in LARGE_OBSERVATIONS and machine.cores <= 16:
+    if not given and FAMILIES[family].large_observations and machine.cores <= 16:
         assert in_flight < 1.6 * dataset, "experience would be old before it is learned from"
-    if "num_policies" not in given and (family not in LARGE_OBSERVATIONS or machine == Machine(2, 0)):
+    if "num_policies" not in given and (not FAMILIES[family].large_observations or machine == Machine(2, 0)):
         profile = family_profile(family, "appo")
         num_envs = (profile if machine.num_gpus else profile | profile["without_gpu"])["num_envs"]
         batches = 1 if cfg.async_rl else cfg.num_batches_per_epoch  # in turns nothing is left over
@@ -37,7 +38,7 @@ def test_settings_are_valid_what_was_given_stays_and_environments_are_spread_ove
                 or cfg.num_envs_per_worker == unit), "one for each split is the least"
 
 
-@pytest.mark.parametrize("family", PROFILES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("machine", MACHINES, ids=str)
 @pytest.mark.parametrize("algo", ["impala", "a3c"])
 def test_other_algorithms_have_valid_settings_and_only_a3c_without_a_gpu_several_learners(
@@ -55,7 +56,7 @@ def test_a3c_has_one_learner_where_there_cannot_be_more(given: dict) -> None:
     assert cfg.num_learners == 1
 
 
-@pytest.mark.parametrize("family", PROFILES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("machine", MACHINES, ids=str)
 @pytest.mark.parametrize("given", [{}, {"num_workers": 3}, {"encoder": "a:b"}, {"async_rl": False}], ids=str)
 def test_where_sampling_and_learning_share_the_cores_they_take_turns_and_nothing_is_left_over(

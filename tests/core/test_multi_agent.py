@@ -99,7 +99,7 @@ class Shares:
 
 
 def make(*tapes: Any, **settings: Any) -> ParallelVectorEnv:
-    return ParallelVectorEnv(iter(tapes).__next__, len(tapes), NAME, **settings)
+    return ParallelVectorEnv(list(tapes), NAME, **settings)
 
 
 def act(env: ParallelVectorEnv, value: float = 1.0) -> Step:
@@ -454,9 +454,9 @@ def test_a_plain_class_by_name() -> None:
 
 
 @pytest.mark.parametrize(("env_id", "words"), [
-    ("pettingzoo:no_such_game_v0", "there is no module 'no_such_game_v0'"),
-    ("pettingzoo:", "there is no module ''"), ("pettingzoo:json", "module 'json' has neither parallel_env nor env"),
-    ("pettingzoo:classic.conect_four_v3", "there is no module 'pettingzoo.classic.conect_four_v3'; check the name"),
+    ("pettingzoo:no_such_game_v0", "No module named 'no_such_game_v0'"),
+    ("pettingzoo:", "no module is called ''"), ("pettingzoo:json", "module 'json' has neither parallel_env nor env"),
+    ("pettingzoo:classic.conect_four_v3", "No module named 'pettingzoo.classic.conect_four_v3'; check the name"),
 ])
 def test_unknown_modules(env_id: str, words: str) -> None:
     pytest.importorskip("pettingzoo")

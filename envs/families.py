@@ -30,8 +30,8 @@ from gymnasium.vector.utils import batch_space
 from algorithms import algorithm_class
 from config import Config
 from envs.flat_spaces import is_channels_last, num_columns
-from envs.multi_agent import PREFIX, ParallelVectorEnv, agent_space, convert_turns, is_parallel, pettingzoo_maker
-from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, VectorEnv, describe, naming_failures
+from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
+from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, Info, VectorEnv, describe, naming_failures
 from runtime.by_name import Named, check_importable, import_module
 from runtime.machine import Machine, automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
@@ -59,7 +59,8 @@ def any_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) 
     if is_parallel(env):
         return ResizedAgents(env, size)
     space = env.observation_space
-    return gym.wrappers.TransformObservation(env, lambda obs: resized(space, obs, size), resized(space, space, size))
+    small = resized(space, space, size)
+    return gym.wrappers.TransformObservation(env, lambda obs: resized(space, obs, size), small)
 
 
 def own_batch(cfg: Config, spec: EnvSpec, num_envs: int) -> gym.vector.VectorEnv | None:
@@ -72,8 +73,8 @@ def own_batch(cfg: Config, spec: EnvSpec, num_envs: int) -> gym.vector.VectorEnv
 class OneSeed(gym.vector.VectorWrapper):
     """Seeds a vector environment that has one generator for all its environments."""
 
-    def reset(self, *, seed: Sequence[int], options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self.env.reset(seed=seed[0], options=options)
+    def reset(self, *, seed: Sequence[int], **kwargs: Any) -> tuple[Any, Info]:
+        return self.env.reset(seed=seed[0], **kwargs)
 
 
 def resized(space: spaces.Space, value: Any, size: tuple[int, int]) -> Any:
@@ -101,10 +102,10 @@ class ResizedAgents:
         self.env, self._size = env, size
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["env"], name)
+        return getattr(self.env, name)
 
     def observation_space(self, agent: Any) -> spaces.Space:
-        space = agent_space(self.env, "observation_space", agent)
+        space = self.env.observation_space(agent)
         return resized(space, space, self._size)
 
     def reset(self, **kwargs: Any) -> tuple[Any, ...]:
@@ -114,8 +115,8 @@ class ResizedAgents:
         return self._resize(*self.env.step(actions))
 
     def _resize(self, obs: Mapping[Any, Any], *rest: Any) -> tuple[Any, ...]:
-        return {agent: resized(agent_space(self.env, "observation_space", agent), value, self._size)
-                for agent, value in obs.items()}, *rest
+        return {agent: resized(self.env.observation_space(agent), seen, self._size)
+                for agent, seen in obs.items()}, *rest
 
 
 # ---- the families ------------------------------------------------------------------------------------------------
@@ -157,9 +158,11 @@ def minigrid_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env
 
     env = any_env(cfg, spec, render_mode)
     num_states = 4  # of a door, or the direction of an agent
-    planes = [255 * np.eye(n, dtype=np.uint8) for n in (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), num_states)]
+    num_codes = (len(OBJECT_TO_IDX), len(COLOR_TO_IDX), num_states)
+    planes = [255 * np.eye(n, dtype=np.uint8) for n in num_codes]
     parts = env.observation_space.spaces
-    image = spaces.Box(0, 255, (*parts["image"].shape[:2], sum(map(len, planes))), np.uint8)
+    height_width = parts["image"].shape[:2]
+    image = spaces.Box(0, 255, (*height_width, sum(num_codes)), np.uint8)
 
     def expand(obs: dict[str, Any]) -> dict[str, Any]:
         cells = [codes[obs["image"][..., i]] for i, codes in enumerate(planes)]
@@ -234,8 +237,8 @@ class ChannelsLast(gym.vector.VectorObservationWrapper):
         self.single_observation_space = spaces.Box(0, 255, (height, width, channels), np.uint8)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
-    def reset(self, *, seed: Sequence[int], options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return super().reset(seed=np.array(seed), options=options)  # ALE takes no list
+    def reset(self, *, seed: Sequence[int], **kwargs: Any) -> tuple[Any, Info]:
+        return super().reset(seed=np.array(seed), **kwargs)  # ALE takes no list
 
     def observations(self, observations: np.ndarray) -> np.ndarray:
         images = np.empty(self.observation_space.shape, np.uint8)
@@ -269,13 +272,13 @@ class NoopFireReset(gym.Wrapper):
         self._noop_max = noop_max
         self._has_fire = "FIRE" in env.unwrapped.get_action_meanings()[1:2]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
+    def reset(self, **kwargs: Any) -> tuple[Any, Info]:
+        obs, info = self.env.reset(**kwargs)
         num_noops = self.unwrapped.np_random.integers(1, self._noop_max + 1) if self._noop_max else 0
         for action in [0] * int(num_noops) + [1] * self._has_fire:
             obs, _, terminated, truncated, info = self.env.step(action)
             if terminated or truncated:
-                obs, info = self.env.reset(options=options)
+                obs, info = self.env.reset()
         return obs, info
 
 
@@ -362,7 +365,8 @@ def profile(env_id: str, given: Mapping[str, Any], machine: Machine | None = Non
     """
     kind = family(env_id)
     settings = family_profile(kind, given.get("algo", Config.algo))
-    if any(given.get(name, size) != size for name in ("res_w", "res_h") if (size := settings.get(name))):
+    size = {name: value for name, value in settings.items() if name in ("res_w", "res_h")}
+    if any(given.get(name, value) != value for name, value in size.items()):
         del settings["encoder_conv_architecture"]  # it belongs to that size
     return automatic(machine or this_machine(given.get("device", "auto")), settings, given,
                      large_observations=FAMILIES[kind].large_observations)
@@ -409,8 +413,8 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
             makers = [functools.partial(Guard, each, cfg.env, objective) for each in envs]
             env = GymVectorEnv(SyncVectorEnv(makers, copy=False) if batch is None else batch, cfg.env,
                                squash_actions=cfg.squash_actions, objective=objective)
-    leaves = [leaf for each in env.kinds for leaf in each.obs_space.values()]
-    if cfg.res_w and not any(leaf.shape[:2] == (cfg.res_h, cfg.res_w) for leaf in leaves):
+    sizes = [leaf.shape[:2] for each in env.kinds for leaf in each.obs_space.values()]
+    if cfg.res_w and (cfg.res_h, cfg.res_w) not in sizes:
         raise UserError("--res_w and --res_h need uint8 images of height x width x channels; leave them at 0")
     largest = float(np.finfo(np.float32).max)
     env.max_reward = largest if math.isfinite(cfg.reward_clip) else min(largest, LARGEST / cfg.reward_scale)
@@ -425,5 +429,6 @@ def probe(cfg: Config) -> EnvInfo:
     with contextlib.closing(make_vector_env(cfg, 1)) as env:
         env.reset([derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)])
         if not any(kind.has_mask for kind in env.kinds):
-            env.step([np.zeros((len(kind.index), num_columns(kind.action_space)), np.float32) for kind in env.kinds])
+            sizes = [(len(kind.index), num_columns(kind.action_space)) for kind in env.kinds]
+            env.step([np.zeros(size, np.float32) for size in sizes])
         return describe(env)

@@ -17,7 +17,7 @@ Used by `vector_env.py` (conversion), `model.py` and `distributions.py` (sizes),
 
 import functools
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from gymnasium import spaces
 from runtime.user_error import UserError
 
 ACTION_MASK = "action_mask"
-ACTION_MASKS = "action_masks"  # as SB3-contrib has it; taken for the same
 TEXT_BITS = 64
 
 Observation = dict[str, np.ndarray]
@@ -56,7 +55,7 @@ def plain_parts(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
 
 def _parts(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[str, spaces.Space]]:
     named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    return ((ACTION_MASK if key == ACTION_MASKS else str(key), part) for key, part in named)
+    return ((str(key), part) for key, part in named)
 
 
 def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
@@ -68,19 +67,18 @@ def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
         return spaces.MultiDiscrete(space.nvec.ravel())
     if isinstance(space, spaces.MultiBinary):
         return spaces.MultiBinary(int(np.prod(space.shape)))
-    if isinstance(space, spaces.Box) and len(space.shape) <= 3 and 0 not in space.shape:
-        is_uint8 = space.dtype == np.uint8
-        if len(space.shape) == 3:
-            shape = space.shape
-        elif len(space.shape) == 2 and is_uint8:
-            shape = (1, *space.shape)
-        else:
-            shape, is_uint8 = (int(np.prod(space.shape)),), False
-        is_rounded = len(shape) == 1 and not np.can_cast(space.dtype, np.float32)  # by float32: a clock shows 1.7e9
-        kind = np.float64 if is_rounded else np.float32
-        return spaces.Box(0, 255, shape, np.uint8) if is_uint8 else spaces.Box(-np.inf, np.inf, shape, kind)
-    raise UserError(f"observation '{name}' is {space}; supported are Box (numbers, vectors, images of 2 or 3 axes), "
-                    "Discrete, MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these")
+    if not isinstance(space, spaces.Box) or len(space.shape) > 3 or 0 in space.shape:
+        raise UserError(f"observation '{name}' is {space}; supported are Box (numbers, vectors, images), Discrete, "
+                        "MultiDiscrete, MultiBinary, Text, and Dict and Tuple of these")
+    if is_image(space) and space.dtype == np.uint8:
+        return spaces.Box(0, 255, (1, *space.shape)[-3:], np.uint8)
+    shape = space.shape if is_image(space) else (int(np.prod(space.shape)),)
+    is_rounded = len(shape) == 1 and not np.can_cast(space.dtype, np.float32)  # by float32: a clock shows 1.7e9
+    return spaces.Box(-np.inf, np.inf, shape, np.float64 if is_rounded else np.float32)
+
+
+def is_image(space: spaces.Box) -> bool:
+    return len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype == np.uint8)
 
 
 def is_channels_last(shape: tuple[int, ...]) -> bool:
@@ -118,13 +116,13 @@ def flatten_obs(space: spaces.Space, obs: Any, path: str = "") -> Observation:
 def _flatten_leaf(space: spaces.Space, obs: Any) -> np.ndarray:
     if is_text(space):
         return np.stack([hash_words(text) for text in obs])
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        obs = np.asarray(obs, np.int64) - space.start
     if isinstance(space, spaces.Discrete):
-        return np.asarray(obs, np.int64) - space.start
-    if isinstance(space, spaces.MultiDiscrete):
-        return (np.asarray(obs, np.int64) - space.start).reshape(len(obs), -1)
-    if isinstance(space, spaces.MultiBinary):
-        return obs.reshape(len(obs), -1)
-    return obs.reshape(len(obs), *_obs_leaf(space, "").shape) if len(space.shape) in (0, 2) else obs
+        return obs
+    if isinstance(space, spaces.Box) and is_image(space):
+        return obs if len(space.shape) == 3 else obs[:, None]
+    return obs.reshape(len(obs), -1)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -144,8 +142,8 @@ def action_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     if not leaves:
         raise UserError(f"the action space, {space}, leaves nothing to choose")
     for path, leaf in leaves.items():
-        if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)) or (
-                0 in leaf.shape):
+        kinds = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box
+        if not isinstance(leaf, kinds) or 0 in leaf.shape:
             part = f"part '{path}' of the action space" if path else "the action space"
             raise UserError(f"{part} is {leaf}; supported are Discrete, MultiDiscrete, MultiBinary, Box, and Dict and "
                             "Tuple of these")
@@ -175,8 +173,11 @@ def num_columns(space: spaces.Space) -> int:
 
 def num_action_parameters(space: spaces.Space) -> int:
     """Count the numbers that describe a distribution: logits; for a Box means and log standard deviations."""
-    return sum(sum(num_options(part)) or int(np.prod(part.shape)) * (2 if isinstance(part, spaces.Box) else 1)
-               for part in action_leaves(space).values())
+    count = mask_size(space)
+    for part in action_leaves(space).values():
+        if not num_options(part):
+            count += int(np.prod(part.shape)) * (2 if isinstance(part, spaces.Box) else 1)
+    return count
 
 
 def mask_size(space: spaces.Space) -> int:
@@ -191,10 +192,10 @@ def unflatten_actions(space: spaces.Space, actions: np.ndarray, *, squash: bool 
     low and +1 its high; what lies beyond is clipped, or with `squash` everything is squashed into it with tanh.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = [part for _, part in _parts(space)]
-        ends = np.cumsum([num_columns(part) for part in parts])
-        values = [unflatten_actions(part, actions[:, end - num_columns(part) : end], squash=squash)
-                  for part, end in zip(parts, ends, strict=True)]
+        values = []
+        for _, part in _parts(space):
+            own, actions = np.split(actions, [num_columns(part)], 1)
+            values.append(unflatten_actions(part, own, squash=squash))
         return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
     actions = actions.reshape(len(actions), *space.shape)
     if isinstance(space, spaces.Box):
@@ -218,15 +219,8 @@ def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
     return (np.rint(scaled) if np.issubdtype(space.dtype, np.integer) else scaled).astype(space.dtype)
 
 
-def name_mask(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an observation or info with its action mask under our name."""
-    return {**given, ACTION_MASK: given[ACTION_MASKS]} if ACTION_MASKS in given else given
-
-
 def flatten_mask(mask: Any) -> np.ndarray:
     """Join an action mask, an array or a (nested) tuple of arrays, into one row of bits. Raises errors for others."""
-    if isinstance(mask, dict):
-        raise UserError("the action mask is a dict; give one array, or a tuple of arrays in the order of the choices")
     if isinstance(mask, (tuple, list)) and any(map(np.ndim, mask)):
         return np.concatenate([flatten_mask(part) for part in mask])
     bits = np.ravel(mask)

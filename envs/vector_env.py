@@ -11,7 +11,6 @@ the first observations of the next episode.
 """
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -23,14 +22,12 @@ from gymnasium.vector import AutoresetMode
 
 from envs.flat_spaces import (
     ACTION_MASK,
-    ACTION_MASKS,
     Observation,
     action_leaves,
     describe_part,
     flatten_mask,
     flatten_obs,
     mask_size,
-    name_mask,
     num_options,
     obs_leaves,
     plain_parts,
@@ -38,10 +35,11 @@ from envs.flat_spaces import (
 )
 from runtime.console import say
 from runtime.seeding import consecutive
-from runtime.user_error import ComponentError, EnvironmentFailure, UserError
+from runtime.user_error import EnvironmentFailure, UserError
 
 # What is larger cannot be learned from: sums of squares of returns and observations would leave the range of float32.
 LARGEST = 1e12
+Info = Mapping[str, Any]
 
 
 class Step(NamedTuple):
@@ -57,10 +55,6 @@ class Step(NamedTuple):
 
 
 TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
-RETURNS = {"reset": ("observation", "info"), "step": ("observation", "reward", "terminated", "truncated", "info")}
-
-
-# ---- what an environment must return -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -75,56 +69,14 @@ def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> I
                                  f"{error}") from error
 
 
-def check_returned(what: str, returned: Any) -> Sequence[Any]:
-    """Return what reset() or step() has returned, with plain numbers. Raises `TypeError` for the API of the old gym."""
-    is_long = isinstance(returned, (tuple, list)) and len(returned) == len(RETURNS[what])
-    if not is_long or not isinstance(returned[-1], Mapping):
-        raise TypeError(f"it must return {', '.join(RETURNS[what])} (a dict), as gymnasium has it; old gym had fewer")
-    if what == "reset":
-        return returned
-    obs, reward, terminated, truncated, info = returned
-    return obs, as_number(reward), as_bool(terminated), as_bool(truncated), info
-
-
-def as_bool(value: Any) -> bool:
-    """Return whether an episode has ended. Raises `TypeError` for what is not one of True and False."""
-    if not isinstance(value, bool) and (np.size(value) != 1 or np.ravel(value)[0] not in (0, 1)):
-        raise TypeError(f"terminated and truncated must be True or False, not {value!r}")
-    return bool(value)
-
-
-def copied(value: Any) -> Any:
-    """Copy an observation, or dicts of numbers and arrays: who made them may overwrite them, or show them to others."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: copied(part) for key, part in value.items()}
-    return value if isinstance(value, int | float | str) else copy.deepcopy(value)
-
-
 def as_number(value: Any) -> float:
     """Return a number that may come in an array of one. Raises `ValueError` or `TypeError` for anything else."""
     return value if isinstance(value, float) else np.asarray(value, np.float64).item()
 
 
-def read_objective(info: Mapping[str, Any], key: str) -> float:
-    """Return the true objective that an info tells; nan: none. Raises `ValueError` for infinity."""
-    value = np.nan if info.get(key) is None else as_number(info[key])
-    if np.isinf(value):
-        raise ValueError(f"info['{key}'] is {value}; it must be finite, or None")
-    return value
-
-
-def check_obs(space: spaces.Space, obs: Any, path: str = "obs") -> None:
-    """Raise `TypeError` when an observation, or its part at a path, has another shape or type than its space."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, part in parts:
-            check_obs(part, obs[key], f"{path}/{key}")
-    elif space.dtype.kind != "U":  # no text
-        array = np.asarray(obs)
-        if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            raise TypeError(f"observation '{path}' is {array.dtype} of shape {array.shape}; its space is {space}")
+def read_objective(info: Info, key: str) -> float:
+    """Return the true objective that an info tells; nan: none."""
+    return np.nan if info.get(key) is None else as_number(info[key])
 
 
 class AgentKind:
@@ -140,25 +92,27 @@ class AgentKind:
         mask = self.obs_space.pop(ACTION_MASK, None)
         if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in self.obs_space):
             raise UserError(f"{name}: observation '{ACTION_MASK}' is made of parts; give one array")
-        self._ranges = {name: limits for name, leaf in self.obs_space.items()
-                        if (limits := storable_range(leaf)) is not None}
+        self._ranges: dict[str, tuple[Any, Any]] = {}  # of leaves that may hold what cannot be learned from
+        for leaf_name, leaf in self.obs_space.items():
+            if options := num_options(leaf):
+                self._ranges[leaf_name] = (0, np.array(options) - 1)
+            elif isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8:
+                self._ranges[leaf_name] = (-LARGEST, LARGEST)
         self.has_mask = self.mask_in_info = False
         if mask is not None:
             self.add_mask(in_info=False)
 
     def add_mask(self, *, in_info: bool) -> None:
         """Take action masks into `obs_space`. They come with the observations, or else with the infos."""
-        if not self._num_options:
-            raise UserError(f"{self.name} gives action masks, but {self.action_space} has no choices to mask")
         self.has_mask, self.mask_in_info = True, in_info
         self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
 
-    def mask_source(self, obs: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
+    def mask_source(self, obs: Any, info: Info) -> Mapping[str, Any]:
         """Return what action masks come with, the observation or the info. Raises `UserError` for late ones."""
         if ACTION_MASK in info and not self.has_mask:
             raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
                             "give it in both")
-        return name_mask(obs) if self.has_mask and not self.mask_in_info else info
+        return obs if self.has_mask and not self.mask_in_info else info
 
     def flatten(self, obs: Any) -> Observation:
         """Convert a batch of observations in the form of the environment."""
@@ -170,14 +124,10 @@ class AgentKind:
 
     def join_masks(self, given: Sequence[Any]) -> np.ndarray:
         """Return action masks as [len(given), M] bool; None allows everything."""
-        size = mask_size(self.action_space)
-        masks = np.ones((len(given), size), bool)
+        masks = np.ones((len(given), mask_size(self.action_space)), bool)
         for i, mask in enumerate(given):
-            flat = masks[i] if mask is None else flatten_mask(mask)
-            if len(flat) != size:
-                raise UserError(f"{self.name}: an action mask has {len(flat)} entries, {self.action_space} has {size} "
-                                "options")
-            masks[i] = flat
+            if mask is not None:
+                masks[i] = flatten_mask(mask)
         return masks
 
     def allows(self, mask: Any) -> bool:
@@ -195,8 +145,8 @@ class AgentKind:
 
     def forbids_all(self, masks: np.ndarray) -> np.ndarray:
         """Tell which of masks [N, M] bool allow nothing for one of the choices, [N] bool."""
-        ends = np.cumsum(self._num_options)
-        return np.any([~masks[:, end - n : end].any(1) for n, end in zip(self._num_options, ends, strict=True)], 0)
+        of_choices = np.split(masks, np.cumsum(self._num_options)[:-1], 1)
+        return np.any([~mask.any(1) for mask in of_choices], 0)
 
 
 def out_of_range(what: str, value: np.ndarray, low: Any, high: Any) -> tuple[int, str] | None:
@@ -206,18 +156,9 @@ def out_of_range(what: str, value: np.ndarray, low: Any, high: Any) -> tuple[int
     good = (value >= low) & (value <= high)  # False for nan
     if good.all():
         return None
-    i = int(np.flatnonzero(~good.reshape(len(value), -1).all(1))[0])
+    i = int(good.reshape(len(value), -1).all(1).argmin())
     fault = "out of range" if np.isfinite(value[i]).all() else "not finite"
-    return i, f"{what} is {fault}: {str(value[i]).replace(chr(10), '')[:200]}"
-
-
-def storable_range(leaf: spaces.Space) -> tuple[Any, Any] | None:
-    """Return the least and largest value of a leaf that can be learned from; None when every one can."""
-    if isinstance(leaf, spaces.Discrete):
-        return 0, int(leaf.n) - 1
-    if isinstance(leaf, spaces.MultiDiscrete):
-        return 0, leaf.nvec - 1
-    return (-LARGEST, LARGEST) if isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8 else None
+    return i, f"{what} is {fault}: {str(value[i])[:200]}"
 
 
 class VectorEnv:
@@ -272,8 +213,8 @@ class VectorEnv:
                 self._fail(kind.index[fault[0]], fault[1])
         return step
 
-    def _naming(self, what: str, env: int = 0) -> Any:
-        return naming_failures(self.name, self.seeds[env] if self.seeds else None, self.num_steps, what)
+    def _naming(self, what: str, env: int | None = None) -> Any:
+        return naming_failures(self.name, None if env is None else self.seeds[env], self.num_steps, what)
 
     def _fail(self, agent: int, what: str) -> NoReturn:
         env, agent = divmod(int(agent), len(self.agents))
@@ -342,41 +283,22 @@ class GymVectorEnv(VectorEnv):
 
     def reset(self, seed: int | Sequence[int]) -> Step:
         self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
-        try:
+        with self._naming("reset"):
             obs, info = self._env.reset(seed=self.seeds)
-        except Exception as error:  # noqa: BLE001  whatever it is
-            self._blame("reset", error)
-        if ACTION_MASK in info and not self.kind.has_mask:
-            self.kind.add_mask(in_info=True)
-        self._over = np.zeros(self.num_envs, bool)
-        no = self._over
-        return self._step(obs, np.zeros(self.num_envs), no, no, ~no, info)
+            if ACTION_MASK in info and not self.kind.has_mask:
+                self.kind.add_mask(in_info=True)
+            no = np.zeros(self.num_envs, bool)
+            self._over = ~no
+            return self._step(obs, np.zeros(self.num_envs), no, no, info)
 
     def step(self, actions: list[np.ndarray]) -> Step:
         self.num_steps += 1
-        try:
-            obs, rewards, terminated, truncated, info = self._env.step(self.kind.actions(actions[0]))
-        except Exception as error:  # noqa: BLE001  whatever it is
-            self._blame("step", error)
-        was_reset, self._over = self._over, terminated | truncated
-        return self._step(obs, rewards, terminated, truncated, was_reset, info)
-
-    def _blame(self, what: str, error: Exception) -> NoReturn:
-        """Say which environment is to blame for an error: its observation may not be one of the space."""
-        if isinstance(error, (UserError, ComponentError)):
-            raise error
-        for i, guard in enumerate(getattr(self._env, "envs", ())):
-            with self._naming(what, i):
-                for obs in guard.shown:
-                    check_obs(self.kind.space, obs)
-        with self._naming(what):
-            raise error
-
-    def _step(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, was_reset: np.ndarray,
-              info: dict[str, Any]) -> Step:
-        over = terminated | truncated
         with self._naming("step"):
-            flat = self.kind.flatten(obs)
+            return self._step(*self._env.step(self.kind.actions(actions[0])))
+
+    def _step(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: Info) -> Step:
+        was_reset, self._over = self._over, terminated | truncated
+        flat = self.kind.flatten(obs)
         source = self.kind.mask_source(flat, info)
         if self.kind.has_mask:
             masks = source.get(ACTION_MASK, [None] * self.num_envs)
@@ -388,20 +310,17 @@ class GymVectorEnv(VectorEnv):
         objectives = np.full(self.num_envs, np.nan)
         if (key := self._objective) in info:
             objectives = np.where(info.get(f"_{key}", True), info[key], np.nan)
-        return self._checked(Step([flat], rewards, terminated, truncated, ~over, was_reset, objectives))
+        return self._checked(Step([flat], rewards, terminated, truncated, ~self._over, was_reset, objectives))
 
     def default_shapings(self) -> list[Any]:
-        with self._naming("get_default_reward_shaping"):
-            return [env.get_wrapper_attr("get_default_reward_shaping")() for env in getattr(self._env, "envs", ())
-                    if env.has_wrapper_attr("get_default_reward_shaping")]
+        return [env.get_wrapper_attr("get_default_reward_shaping")() for env in getattr(self._env, "envs", ())
+                if env.has_wrapper_attr("get_default_reward_shaping")]
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
-        with self._naming("set_reward_shaping", env):
-            self._env.envs[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)
+        self._env.envs[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)
 
     def render(self) -> np.ndarray:
-        with self._naming("render"):
-            return self._env.render()[0]
+        return self._env.render()[0]
 
     def close(self) -> None:
         self._env.close()
@@ -417,34 +336,32 @@ class Guard(gym.Wrapper):
 
     def __init__(self, env: gym.Env, name: str, objective: str = TRUE_OBJECTIVE) -> None:
         super().__init__(env)
-        self._objective = objective
-        self._name, self._first_seed, self._num_steps = name, None, 0
-        self._has_masks = False  # a method or property for them, looked for when the environment is ready
-        self.shown: list[Any] = []  # the last observation, if there was one
+        self._name, self._objective = name, objective
+        self._first_seed, self._num_steps = None, 0
+        self._has_masks = False  # a method that gives them, looked for when the environment is ready
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, **kwargs: Any) -> tuple[Any, Info]:
+        self._num_steps += 1
         if seed is not None:
             self._first_seed, self._num_steps = seed, 0
-        else:
-            self._num_steps += 1
-        return self._call("reset", seed=seed, options=options)
+        with naming_failures(self._name, self._first_seed, self._num_steps, "reset"):
+            obs, info = self.env.reset(seed=seed, **kwargs)
+            self._has_masks = self.env.has_wrapper_attr("action_masks")  # as SB3-contrib has it
+            return obs, self._read(info, needs_mask=True)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         self._num_steps += 1
-        return self._call("step", action)
+        with naming_failures(self._name, self._first_seed, self._num_steps, "step"):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            return obs, as_number(reward), terminated, truncated, self._read(info, needs_mask=not terminated)
 
-    def _call(self, what: str, *args: Any, **kwargs: Any) -> tuple:
-        with naming_failures(self._name, self._first_seed, self._num_steps, what):
-            obs, *rest, info = check_returned(what, getattr(self.env, what)(*args, **kwargs))
-            self.shown = [copied(obs)]
-            passed: dict[str, Any] = {}
-            mask = name_mask(info).get(ACTION_MASK)
-            self._has_masks = self._has_masks if rest else self.env.has_wrapper_attr(ACTION_MASKS)
-            if mask is None and self._has_masks and rest[1:2] != [True]:  # terminated: none is needed
-                mask = self.env.get_wrapper_attr(ACTION_MASKS)
-                mask = mask() if callable(mask) else mask
-            if mask is not None:
-                passed[ACTION_MASK] = flatten_mask(mask)
-            if not np.isnan(objective := read_objective(info, self._objective)):
-                passed[self._objective] = objective
-            return *self.shown, *rest, passed
+    def _read(self, info: Info, *, needs_mask: bool) -> Info:
+        read: dict[str, Any] = {}
+        mask = info.get(ACTION_MASK)
+        if mask is None and self._has_masks and needs_mask:
+            mask = self.env.get_wrapper_attr("action_masks")()
+        if mask is not None:
+            read[ACTION_MASK] = flatten_mask(mask)
+        if not np.isnan(objective := read_objective(info, self._objective)):
+            read[self._objective] = objective
+        return read

@@ -5,7 +5,7 @@ import functools
 import math
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import Mock
 
 import ale_py.vector_env
@@ -398,49 +398,6 @@ def test_the_environment_gets_actions_of_its_space(register: Any, action_space: 
         env.step([np.full((3, num_columns(action_space)), bit, np.float32)])
 
 
-class Shares(gym.Env):
-    """Shows the number of the environment and its time in arrays that all instances share; episodes of 2 steps."""
-
-    observation_space = spaces.Dict(
-        plain=spaces.Box(-99, 99, (2,)), parts=spaces.Tuple([spaces.Box(-99, 99, (2,)), spaces.Discrete(99)]))
-    action_space = spaces.Discrete(3)
-    arrays = np.zeros((2, 2), np.float32)
-    shown: ClassVar[dict[str, Any]] = {"plain": arrays[0]}
-    info: ClassVar[dict[str, Any]] = {}
-    reward, mask = np.zeros(1), np.zeros(3, bool)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.number, self.t = self.number if seed is None else seed, 0
-        return self.show()
-
-    def show(self) -> tuple[Any, dict[str, Any]]:
-        self.arrays[:] = [[self.number, self.t], [-self.number, -self.t]]
-        self.reward[:] = self.number
-        self.mask[:] = np.arange(3) == self.number
-        self.shown["parts"] = (self.arrays[1], self.number)
-        self.info["action_mask"] = self.mask
-        return self.shown, self.info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        self.t += 1
-        obs, info = self.show()
-        return obs, self.reward, False, self.t == 2, info
-
-
-def test_arrays_that_all_environments_share_show_each_its_own(register: Any) -> None:
-    env = make(register(Shares), 3)
-    step = env.reset(0)
-    for t in (0, 1, 2, 0, 1):
-        obs = step.obs[0]
-        assert obs["plain"].tolist() == [[number, t] for number in range(3)]
-        assert obs["parts/0"].tolist() == [[-number, -t] for number in range(3)]
-        assert obs["parts/1"].tolist() == [0, 1, 2]
-        assert obs["action_mask"].tolist() == np.eye(3, dtype=bool).tolist()
-        assert step.rewards.tolist() == ([0, 1, 2] if t else [0, 0, 0])
-        assert step.truncated.all() == (t == 2)
-        step = env.step(rows(0, 1, 2))
-
-
 # ---- action masks ----------------------------------------------------------------------------------------------------
 
 
@@ -474,38 +431,23 @@ class MaskedEnv(gym.Env):
         return obs, 0.0, self.t == 3, False, info
 
 
-class MaskedElsewhere(MaskedEnv):
-    """Gives its masks as SB3-contrib has them: in "action_masks" of observation or info, or by a method."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__(in_info=where != "obs", split=False)
-        if where == "obs":
-            self.observation_space = spaces.Dict(position=VECTOR, action_masks=spaces.MultiBinary(5))
-        elif where == "method":
-            self.action_masks = self.find_mask
-        self.where = where
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "action_masks" and self.where == "property":
-            return self.find_mask()
-        raise AttributeError(name)
+class MasksByMethod(MaskedEnv):
+    """Gives its masks as SB3-contrib has them."""
 
     def observe(self) -> tuple[Any, dict[str, Any]]:
         obs, info = super().observe()
-        self.found = (obs if self.where == "obs" else info).pop("action_mask")
-        if self.where == "obs":
-            return {**obs, "action_masks": self.found}, {}
-        return obs, {"action_masks": self.found} if self.where == "info" else {}
+        self.found = info.pop("action_mask")
+        return obs, info
 
-    def find_mask(self) -> np.ndarray:
+    def action_masks(self) -> np.ndarray:
         assert self.t < 3, "the episode has ended"
         return self.found
 
 
 @pytest.mark.parametrize("make_one", [
+    functools.partial(MasksByMethod, in_info=True, split=False),
     *(functools.partial(MaskedEnv, in_info=in_info, split=split) for in_info, split in (
-        (True, False), (True, True), (False, False))),
-    *(functools.partial(MaskedElsewhere, where) for where in ("obs", "info", "method", "property"))])
+        (True, False), (True, True), (False, False)))])
 def test_masks_come_with_the_observation_they_belong_to(register: Any, make_one: Any) -> None:
     env = make(register(make_one))
     alone = [MaskedEnv(in_info=False, split=False) for _ in range(2)]

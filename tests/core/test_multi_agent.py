@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import counting_agents
 import numpy as np
@@ -71,33 +71,6 @@ class Tape:
                 for agent, value in frame.obs.items()}
 
 
-class Shares:
-    """Shows the number of the environment and its time in dicts and arrays that all instances share; never ends."""
-
-    possible_agents = agents = ("ann", "bob")
-    arrays: ClassVar[dict[str, np.ndarray]] = {"ann": np.zeros(2, np.float32), "bob": np.zeros(2, np.float32)}
-    rewards: ClassVar[dict[str, float]] = {}
-    infos: ClassVar[dict[str, Any]] = {agent: {"action_mask": np.zeros(3, bool)} for agent in agents}
-
-    def observation_space(self, agent: str) -> spaces.Space:
-        return spaces.Box(-9, 9, (2,), np.float32)
-
-    def action_space(self, agent: str) -> spaces.Space:
-        return CHOICE
-
-    def reset(self, seed: int, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
-        self.number, self.t = seed, -1
-        return self.step({})[::4]
-
-    def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
-        self.t += 1
-        for sign, agent in ((1, "ann"), (-1, "bob")):
-            self.arrays[agent][:] = sign * self.number, sign * self.t
-            self.rewards[agent] = sign * self.number
-            self.infos[agent]["action_mask"][:] = np.arange(3) == self.number
-        return self.arrays, self.rewards, {}, {}, self.infos
-
-
 def make(*tapes: Any, **settings: Any) -> ParallelVectorEnv:
     return ParallelVectorEnv(list(tapes), NAME, **settings)
 
@@ -117,16 +90,6 @@ BEGIN = Frame({"ann": 1, "bob": 2})
 
 
 # ---- steps and episodes ----------------------------------------------------------------------------------------------
-
-
-def test_dicts_and_arrays_that_all_environments_share_show_each_its_own() -> None:
-    env = make(Shares(), Shares(), Shares())
-    step = env.reset(0)
-    for t in range(3):
-        assert step.obs[0]["obs"].tolist() == [[sign * number, sign * t] for number in range(3) for sign in (1, -1)]
-        assert step.obs[0]["action_mask"].tolist() == np.eye(3).repeat(2, 0).tolist()
-        assert step.rewards.tolist() == ([0, 0, 1, -1, 2, -2] if t else [0] * 6)
-        step = act(env, 0.0)
 
 
 def test_agents_are_numbered_environment_by_environment_and_grouped_by_their_spaces() -> None:
@@ -322,16 +285,6 @@ def test_masks_of_several_choices() -> None:
         act(env)
 
 
-def test_masks_by_another_name() -> None:
-    space = spaces.Dict({"obs": NUMBER, "action_masks": spaces.MultiBinary(3)})
-    seen = {"obs": np.zeros(1, np.float32), "action_masks": np.array([0, 1, 1])}
-    for tape in (Tape([Frame({"ann": 1, "bob": 2}, infos={"ann": {"action_masks": [0, 1, 1]}})]),
-                 Tape([Frame({"ann": seen})], space=space)):
-        env = make(tape)
-        assert (env.reset(0).obs[0]["action_mask"].tolist(), [*env.kinds[0].obs_space]) == (
-            [[0, 1, 1], [1, 1, 1]], ["obs", "action_mask"])
-
-
 def test_masks_of_one_kind_of_agents_only() -> None:
     space = {"ann": MASKED, "bob": spaces.Box(-9, 9, (1,), np.float32)}
     env = make(Tape([Frame({"ann": masked(1, 0, 1, 1), "bob": 2})], space=space))
@@ -427,8 +380,6 @@ def nan_in(agent: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("frame", "what"), [
     (Frame(nan_in("bob")), ", agent bob: observation 'obs' is not finite: [nan]"),
     (Frame({"ann": 3, "bob": 4}, {"ann": np.inf}), ", agent ann: reward is not finite: inf"),
-    (Frame({"ann": 3, "bob": 4}, terminated={"ann": "no", "bob": False}),
-     ": step() raised TypeError: terminated and truncated must be True or False, not 'no'"),
 ])
 def test_failures_name_the_environment_its_seed_the_step_and_the_agent(frame: Frame, what: str) -> None:
     healthy = Tape([BEGIN, *[GOING_ON] * 3])

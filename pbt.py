@@ -15,8 +15,8 @@ The rules are Sample Factory's (arXiv 2006.11751, section 3.5), after population
 
 With --lr_schedule=kl_adaptive a mutated learning rate only resets the current rate of the schedule.
 
-Settings and reward shaping are flat dicts, {name: number}. Used by `rollout_worker.py` (who plays) and
-`runtime/population.py` (which applies the rest).
+Settings and reward shaping are flat dicts, {name: number}. Used by `rollout_worker.py` (who plays),
+`shared_buffers.py` and `runtime/population.py` (which applies the rest).
 """
 
 import math
@@ -224,3 +224,27 @@ def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: np.rando
 def _hold(value: float, low: float, high: float) -> float:
     """Hold the absolute value of a number within limits; 0 stays 0."""
     return math.copysign(min(max(abs(value), low), high), value) if value else 0.0
+
+
+# ---- the reward shaping that an environment offers ---------------------------------------------------------------
+
+
+def flatten_shaping(shaping: Any, path: str = "") -> dict[str, float | bool]:
+    """Turn an environment's reward shaping, a nested dict (or lists) of numbers and booleans, into {path: number}."""
+    if not isinstance(shaping, Mapping | list | tuple):
+        return {path: bool(shaping) if isinstance(shaping, bool | np.bool_) else float(shaping)}
+    parts = shaping.items() if isinstance(shaping, Mapping) else enumerate(shaping)
+    flat: dict[str, float | bool] = {}
+    for key, part in parts:
+        flat |= flatten_shaping(part, f"{path}/{key}" if path else str(key))
+    return flat
+
+
+def unflatten_shaping(like: Any, flat: Mapping[str, float | bool], path: str = "") -> Any:
+    """Put flat numbers into the form of an environment's default reward shaping."""
+    if isinstance(like, Mapping):
+        return {key: unflatten_shaping(part, flat, f"{path}/{key}" if path else str(key)) for key, part in like.items()}
+    if isinstance(like, list | tuple):
+        return type(like)(unflatten_shaping(part, flat, f"{path}/{i}" if path else str(i))
+                          for i, part in enumerate(like))
+    return bool(flat[path]) if isinstance(like, bool | np.bool_) else float(flat[path])

@@ -23,9 +23,8 @@ import numpy as np
 
 from config import Config
 from envs.families import make_vector_env
-from envs.reward_shaping import check_shapings, flatten_shaping, unflatten_shaping
 from envs.vector_env import Step
-from pbt import check_mapping, draw_policies, draw_snapshots
+from pbt import check_mapping, draw_policies, draw_snapshots, flatten_shaping, unflatten_shaping
 from runtime.by_name import find_function
 from runtime.seeding import ENVIRONMENT, SAMPLER, derive_seed
 from runtime.user_error import EnvironmentFailure
@@ -151,8 +150,6 @@ class RolloutWorker:
         splits = range(worker * cfg.worker_num_splits, (worker + 1) * cfg.worker_num_splits)
         self.splits = {index: Split(cfg, index, buffers, make_env) for index in splits}
         for split in self.splits.values():
-            if self.shaping:
-                check_shapings(self.shaping, split.env.default_shapings(), split.env.num_envs)
             self.absorb(split, split.latest)
         self.waiting = deque(self.splits.values())
 

@@ -58,8 +58,8 @@ from torch import Tensor, nn
 
 from config import Config, tunable
 from envs.flat_spaces import num_columns, obs_dtype
-from envs.reward_shaping import flatten_shaping
 from envs.vector_env import EnvInfo
+from pbt import flatten_shaping
 from reducer import SharedTraining
 from runtime.user_error import UserError
 

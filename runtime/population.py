@@ -23,7 +23,6 @@ import torch
 
 import pbt
 from config import Config, tunable
-from envs.reward_shaping import check_shaping_keys, flatten_shaping, unflatten_shaping
 from runtime.files import add_line, finite, save_settings, write_atomically
 from runtime.records import read_history
 from runtime.seeding import POPULATION, derive_seed
@@ -40,12 +39,11 @@ class Population:
         """Begin with what the checkpoints of a resumed run hold of each policy, or else with one mutation.
 
         saved: `TrainingState.place_in_population` of each policy; empty: it is new. The first policy is never mutated.
-        Raises `UserError` when the environment's shaping has other keys now.
         """
         self.cfg, self.buffers = cfg, buffers
         self.default_settings = tunable(cfg)
         self.limits = {field.name: field.metadata["tune"] for field in dataclasses.fields(cfg)}
-        self.default_shaping = flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
+        self.default_shaping = pbt.flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
         self.settings = [self.default_settings] * cfg.num_policies
         self.shaping = [self.default_shaping] * cfg.num_policies
         self.last_update: dict[int, int] = {}  # of each policy, in its own steps
@@ -175,7 +173,7 @@ class Population:
             save_settings(self.cfg.run_dir / f"policy_{policy:02}_cfg.json", self.settings[policy])
             if self.default_shaping:
                 save_settings(self.cfg.run_dir / f"policy_{policy:02}_reward_shaping.json",
-                              unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
+                              pbt.unflatten_shaping(self.buffers.info.shaping, self.shaping[policy]))
 
     def _record(self, policy: int, steps: int, objective: float | None, decision: pbt.Decision) -> None:
         self.last_update[policy] = steps
@@ -189,7 +187,6 @@ class Population:
         """Take over what a learner has saved of a policy's place in the population."""
         self.settings[policy] = {name: float(place["settings"].get(name, default))
                                  for name, default in self.default_settings.items()}
-        check_shaping_keys(self.default_shaping, place["shaping"])
         self.shaping[policy] = {name: type(default)(place["shaping"][name])
                                 for name, default in self.default_shaping.items()}
         self.last_update[policy] = place["last_update"]

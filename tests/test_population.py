@@ -24,7 +24,6 @@ from tiny_games import TAPE, wage
 
 import pbt
 from config import tunable
-from envs.reward_shaping import flatten_shaping
 from learner import Learner
 from reducer import Reducer
 from runtime.checkpoint import DONOR, find_checkpoint, load_checkpoint, policy_dir
@@ -227,7 +226,7 @@ def test_files_tell_the_settings_and_the_shaping_of_every_policy(finished: Simpl
         assert settings == {name: getattr(learner.cfg, name) for name in settings}, "the learner's own settings"
         assert settings.keys() == tunable(learner.cfg).keys()
         assert shaping.keys() == DEFAULT_SHAPING.keys(), "in the environment's own form"
-        assert settings | {f"shaping/{name}": value for name, value in flatten_shaping(shaping).items()} == (
+        assert settings | {f"shaping/{name}": value for name, value in pbt.flatten_shaping(shaping).items()} == (
             numbers_of(last))
     assert len(list(finished.dir.glob("policy_*.json"))) == 2 * PBT["num_policies"]
     assert not list(finished.dir.rglob("*.tmp"))

@@ -81,11 +81,6 @@ class Misleading(Payday):
         return {"true_objective": -self.earned}
 
 
-class BadShaping(Payday):
-    def get_default_reward_shaping(self) -> Any:
-        return {"pay": 1, "bonus": {"at_end": ("a lot", True)}}
-
-
 # ---- several agents --------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """The interface of an algorithm; everything else is shared. `appo.py` is the first to read.
 
 An algorithm is one class in one file, chosen by `--algo`. Its settings and its defaults for each family are data. Its
-methods change nothing, but for `after_sgd_step`, which may change a model's buffers:
+methods change nothing, but for `update`, and `after_sgd_step`, which may change a model's buffers:
 
     act          by policy workers, evaluation, tournaments and `evaluate.py`: observations -> actions, and what else a
                  trajectory keeps of them (`columns`)

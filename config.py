@@ -37,6 +37,7 @@ POSITIVE = Bounds(lambda x: x > 0, "be greater than 0")
 NOT_NEGATIVE = Bounds(lambda x: x >= 0, "not be negative")
 FRACTION = Bounds(lambda x: 0 <= x <= 1, "lie between 0 and 1")
 BELOW_ONE = Bounds(lambda x: 0 <= x < 1, "lie between 0 and 1, 1 excluded")
+SEED = Bounds(lambda x: 0 <= x <= MAX_SEED, f"lie between 0 and {MAX_SEED}")
 FACTOR = Bounds(lambda x: 1 < x < math.inf, "be a factor above 1")
 
 
@@ -101,7 +102,7 @@ class Config:
                                    "evaluation if there are some, reaches this; of several policies the best one's")
     trust_run: bool = option(False, "run", "import the code that the settings of a resumed run name, though the "
                              "command line does not (SECURITY.md)")
-    seed: int = option(0, "run", "seed of environments, networks and sampling", bounds=NOT_NEGATIVE)
+    seed: int = option(0, "run", "seed of environments, networks and sampling", bounds=SEED)
     device: str = option("auto", "run", "where networks run: auto (a GPU where there is one), cpu, cuda, cuda:1, ...")
     precision: str = option("auto", "run", "arithmetic of the network body: bfloat16 where the hardware has it "
                             "(auto), or float32", ("auto", "float32", "bfloat16"))
@@ -340,27 +341,20 @@ def _validate(c: Config) -> None:
             raise UserError(f"--{name}={getattr(c, name)} must be module:function, for example my_file:my_{name}")
     if not isinstance(c.env_arguments, dict):
         raise UserError(f"--env_kwargs={c.env_kwargs[:200]} is no JSON object; write it as '{{\"size\": 7}}'")
-    if c.seed > MAX_SEED:
-        raise UserError(f"--seed={c.seed} is too large; use at most {MAX_SEED}")
     run_dir_of(c.train_dir, c.experiment, c.env)
-    if c.num_learners > 1:
-        _validate_hogwild(c)
-    if c.lr_schedule == "kl_adaptive" and c.lr_adaptive_min > c.lr_adaptive_max:
-        raise UserError(f"--lr_adaptive_min={c.lr_adaptive_min} is above --lr_adaptive_max={c.lr_adaptive_max}")
+    for name, is_refused in (("with_pbt", c.with_pbt), ("async_rl", not c.async_rl), ("serial_mode", c.serial_mode),
+                             ("lr_schedule", c.lr_schedule == "kl_adaptive")):  # each learner would have its own rate
+        if is_refused and c.num_learners > 1:
+            raise UserError(f"--{name}={getattr(c, name)} needs --num_learners=1, not {c.num_learners}")
+    for low, high in (("lr_adaptive_min", "lr_adaptive_max"), ("pbt_perturb_min", "pbt_perturb_max")):
+        if getattr(c, low) > getattr(c, high):
+            raise UserError(f"--{low}={getattr(c, low)} is above --{high}={getattr(c, high)}")
     for name, part in (("num_envs_per_worker", "worker_num_splits"), ("batch_size", "rollout")):
         whole, unit = getattr(c, name), getattr(c, part)
         if whole % unit:
             fits = " or ".join(str(multiple * unit) for multiple in (whole // unit, whole // unit + 1) if multiple)
             raise UserError(f"--{name}={whole} is not a multiple of --{part}={unit}; use {fits}")
     _validate_population(c)
-
-
-def _validate_hogwild(c: Config) -> None:
-    """Refuse what several learners of one policy cannot agree upon."""
-    for name, is_refused in (("with_pbt", c.with_pbt), ("async_rl", not c.async_rl), ("serial_mode", c.serial_mode),
-                             ("lr_schedule", c.lr_schedule == "kl_adaptive")):  # each learner would have its own rate
-        if is_refused:
-            raise UserError(f"--{name}={getattr(c, name)} needs --num_learners=1, not {c.num_learners}")
 
 
 def _validate_population(c: Config) -> None:
@@ -371,8 +365,6 @@ def _validate_population(c: Config) -> None:
                         + (f"use at most {most}" if most > 0 else "use fewer policies"))
     if c.with_pbt and c.num_policies < 2:
         raise UserError("--with_pbt needs a population; set --num_policies to 2 or more")
-    if c.pbt_perturb_min > c.pbt_perturb_max:
-        raise UserError(f"--pbt_perturb_min={c.pbt_perturb_min} is above --pbt_perturb_max={c.pbt_perturb_max}")
     if not c.async_rl and (c.num_policies > 1 or c.self_play_past_fraction):
         raise UserError("--async_rl=False, where all slots of a policy come back together, needs --num_policies=1 "
                         "and --self_play_past_fraction=0")
@@ -409,11 +401,21 @@ GONE = {"cuda_graphs", "decorrelate_envs_on_one_worker", "decorrelate_experience
         "rmsprop_eps", "target_noise"}  # settings of earlier versions
 
 
-def without_gone(saved: Mapping[str, Any]) -> dict[str, Any]:
+def without_gone(saved: Mapping[str, Any], settings: type[Config]) -> dict[str, Any]:
     """Return the settings that a run or a checkpoint has saved, without those that are gone; print their names."""
-    if gone := sorted(GONE & saved.keys()):
+    if gone := sorted((GONE & saved.keys()) - settings.__dataclass_fields__.keys()):
         say(f"settings of an earlier version that are gone: {', '.join(gone)}")
-    return {name: value for name, value in saved.items() if name not in GONE}
+    return {name: value for name, value in saved.items() if name not in gone}
+
+
+def fields_of(settings: type[Config]) -> dict[str, dataclasses.Field]:
+    """Return the settings of a class by their names. Raises `UserError` for one that is no `option`."""
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    for field in fields.values():
+        if "group" not in field.metadata or isinstance(field.type, str):
+            raise UserError(f"{settings.__qualname__}: write a setting as {field.name}: type = option(...), without "
+                            "'from __future__ import annotations'")
+    return fields
 
 
 def make_config(settings: type[Config], *layers: Mapping[str, Any]) -> Config:
@@ -423,11 +425,7 @@ def make_config(settings: type[Config], *layers: Mapping[str, Any]) -> Config:
     """
     merged = {name: value for layer in layers for name, value in layer.items()}
     merged["algo"] = canonical_algo(merged.get("algo", Config.algo))
-    fields = {field.name: field for field in dataclasses.fields(settings)}
-    for field in fields.values():
-        if "group" not in field.metadata or isinstance(field.type, str):
-            raise UserError(f"--algo={merged['algo']}: write its setting as {field.name}: type = option(...), without "
-                            "'from __future__ import annotations'")
+    fields = fields_of(settings)
     if unknown := [f"{name}{nearest(name, fields)}" for name in merged if name not in fields]:
         raise UserError(f"unknown setting {', '.join(unknown)}")
     for name, value in merged.items():

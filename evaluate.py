@@ -79,11 +79,12 @@ def load_run(args: argparse.Namespace) -> Config:
         experiment = f" --experiment {args.experiment}" if args.experiment else ""
         raise UserError(f"{run_dir} holds no checkpoint; train first: python train.py --env {args.env or 'ID'}"
                         f"{experiment}")
-    saved = without_gone(load_saved(run_dir / "config.json"))
+    saved = load_saved(run_dir / "config.json")
     check_trusted(saved, {name: value for name, value in vars(args).items() if value}, run_dir)
     if args.env not in ("", saved["env"]):
         raise UserError(f"{run_dir} holds a run of {saved['env']}: add --env {saved['env']}")
-    cfg = make_config(algorithm_class(saved.get("algo", Config.algo)).Settings, saved)
+    settings = algorithm_class(saved.get("algo", Config.algo)).Settings
+    cfg = make_config(settings, without_gone(saved, settings))
     if not -1 <= args.policy < cfg.num_policies:
         raise UserError(f"--policy={args.policy} is unknown; the run has policies 0 to {cfg.num_policies - 1}")
     # a run may have been moved since

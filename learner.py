@@ -254,7 +254,8 @@ class Learner:
             data = data | self.algorithm.targets(self.model, outputs, data)
         loss = self.algorithm.loss(self.model, outputs, data, MaskedMean(data["valid"], self.reducer))
         self.priorities = loss.priorities
-        return loss.total, {name: value.detach() for name, value in ({"loss": loss.total} | loss.statistics).items()}
+        statistics = {"loss": loss.total} | loss.statistics
+        return loss.total, {name: torch.as_tensor(value).detach() for name, value in statistics.items()}
 
     def ask(self, data: dict[str, Tensor], function: Callable[..., tuple] | None = None) -> tuple[Tensor, ...]:
         """Evaluate sequences without gradient, [N, L, ...], by `Algorithm.evaluate` or another such function."""

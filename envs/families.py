@@ -36,7 +36,7 @@ from runtime.by_name import Named, check_importable, import_module
 from runtime.machine import Machine, automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
-from runtime.user_error import UserError
+from runtime.user_error import UserError, nearest
 
 PROBED = 2**20  # the environment that only tells the spaces: no worker has so many
 
@@ -353,7 +353,11 @@ def family(env_id: str) -> str:
 
 def family_profile(kind: str, algo: str) -> dict[str, Any]:
     """Join the settings of a family and those of an algorithm for it."""
-    of_env, of_algorithm = FAMILIES[kind].profile, algorithm_class(algo).profiles.get(kind, {})
+    profiles = algorithm_class(algo).profiles
+    if unknown := profiles.keys() - FAMILIES.keys():
+        raise UserError(f"--algo={algo}: there is no family '{min(unknown)}', which its profiles name"
+                        f"{nearest(min(unknown), FAMILIES)}")
+    of_env, of_algorithm = FAMILIES[kind].profile, profiles.get(kind, {})
     without_gpu = of_env.get("without_gpu", {}) | of_algorithm.get("without_gpu", {})
     return {**of_env, **of_algorithm, "without_gpu": without_gpu}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from algorithms import NAMES, algorithm_class
-from config import GONE, Config
+from config import GONE, Config, fields_of
 from envs.families import profile
 from runtime.user_error import UserError, nearest
 
@@ -97,7 +97,7 @@ def make_parser(description: str, algo: str = Config.algo, values: Mapping[str, 
                            formatter_class=argparse.RawDescriptionHelpFormatter)  # keeps the epilog's lines
     parser.algo = algo
     groups: dict[str, Any] = {}
-    for field in dataclasses.fields(algorithm_class(algo).Settings):
+    for field in fields_of(algorithm_class(algo).Settings).values():
         meta = field.metadata
         if meta["group"] not in groups:
             groups[meta["group"]] = parser.add_argument_group(meta["group"])

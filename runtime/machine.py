@@ -20,6 +20,8 @@ from runtime.container import cpu_cores
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
 
+# settings that follow from the machine, but where a profile has them
+OF_MACHINE = ("num_workers", "num_envs_per_worker", "worker_num_splits", "policy_workers_per_policy", "learner_threads")
 MIN_ROLLOUT = 16  # with shorter trajectories more would depend on the bootstrap value
 NETWORK_SETTINGS = {"encoder_conv_architecture", "encoder", "model"}  # who gives one has chosen the network
 
@@ -57,7 +59,8 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
        turns one for each.
     7. In turns a dataset is a whole number of trajectories of every environment, so that nothing is left over.
     """
-    own = algorithm_class(given.get("algo", Config.algo)).Settings
+    of_profile = {name: profile[name] for name in OF_MACHINE if name in profile}
+    own, given = algorithm_class(given.get("algo", Config.algo)).Settings, of_profile | given
     settings = {name: getattr(own, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")} | profile
     without_gpu, has_gpu = settings.pop("without_gpu", {}), machine.num_gpus > 0
     several = any(given.get(name, 1) > 1 for name in ("num_policies", "num_learners")) or this_rank().world_size > 1
@@ -93,7 +96,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
         num_envs = workers * max(1, given.get("num_envs_per_worker", settings["num_envs_per_worker"]))
         num_trajectories = num_envs * max(1, round(settings["batch_size"] * batches / (num_envs * rollout)))
         settings["batch_size"] = max(1, num_trajectories // batches) * rollout
-    return settings
+    return settings | of_profile
 
 
 def body_dtype(cfg: Config, device: torch.device, obs_space: dict[str, spaces.Space]) -> torch.dtype:

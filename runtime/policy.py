@@ -215,15 +215,16 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
     if path.is_dir() and not holds_run(path):
         raise UserError(f"{path} holds no checkpoint; name the folder of a run, or a checkpoint file")
     state = None if path.is_dir() else load_checkpoint(path)
-    saved = without_gone(state["config"] if state and "config" in state else load_saved(
-        (path if state is None else path.parents[2]) / "config.json"))
+    saved = dict(state["config"]) if state and "config" in state else load_saved(
+        (path if state is None else path.parents[2]) / "config.json")
     trained_in = run_dir_of(*(saved.get(name, "") for name in ("train_dir", "experiment", "env")))
     own = recall(trained_in, saved) | ({} if env is None else {"env": reference(env)})
     check_trusted(saved, own | {"trust_run": trust_run}, path)
     saved |= own
     if state is None:  # it may have been moved
         saved |= {"train_dir": str(path.parent), "experiment": path.name}
-    cfg = make_config(algorithm_class(saved.get("algo", Config.algo)).Settings, saved, {"device": device},
+    settings = algorithm_class(saved.get("algo", Config.algo)).Settings
+    cfg = make_config(settings, without_gone(saved, settings), {"device": device},
                       {"precision": precision} if precision else {})
     if state is None:
         checkpoint = checkpoint or ("latest" if cfg.self_play_past_fraction > 0 else "best")

@@ -51,11 +51,12 @@ def configure(given: Mapping[str, Any]) -> Config:
     run_dir = run_dir_of(place["train_dir"], place["experiment"], place["env"])
     if given.get("restart_behavior", "resume") != "resume" or not checkpoint.holds_run(run_dir):
         return make_config(algorithm_class(given.get("algo", Config.algo)).Settings, env_profile, given)
-    saved = without_gone(load_saved(run_dir / "config.json"))
+    saved = load_saved(run_dir / "config.json")
     check_kind(saved, place | given, run_dir)
     check_trusted(saved, given, run_dir)
     settings = algorithm_class(saved.get("algo", Config.algo)).Settings
-    cfg = make_config(settings, {name: value for name, value in saved.items() if name not in MODES}, place, given)
+    kept = {name: value for name, value in without_gone(saved, settings).items() if name not in MODES}
+    cfg = make_config(settings, kept, place, given)
     of_machine = profile(cfg.env, vars(cfg))
     return make_config(settings, vars(cfg), {name: of_machine[name] for name in MODES if name in of_machine}, given)
 

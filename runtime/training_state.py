@@ -6,6 +6,7 @@ Owned by the learner; `learner.py` is what changes it.
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -273,16 +274,18 @@ class TrainingState:
         with torch.no_grad():
             size = torch.stack(torch._foreach_norm(list(self.model.parameters()))).norm()
         numbers, size, *rest = read_together([numbers, size, *priorities, *rates])
-        table = dict(zip(stats[0], numbers.view(len(stats), -1).T, strict=True))
-        taken = table["grad_norm"].isfinite()
-        if not (taken[-2:].any() and size.isfinite()):
-            what = "weights" if taken[-2:].any() else "gradients"
+        values = iter(numbers.tolist())
+        steps = [dict(zip(step, values, strict=False)) for step in stats]
+        taken = [step for step in steps if math.isfinite(step["grad_norm"])]
+        goes_on = any(math.isfinite(step["grad_norm"]) for step in steps[-2:])
+        if not (goes_on and size.isfinite()):
+            what = "weights" if goes_on else "gradients"
             raise UserError(f"learning has diverged: {what} are non-finite; use a lower --learning_rate")
-        summary = {"skipped_sgd_steps": int((~taken).sum())}
-        for name, column in table.items():
-            values = column[taken]
-            summary[name] = float(values.max() if name.endswith("_max") else
-                                  values.min() if name.endswith("_min") else values.mean())
+        summary = {"skipped_sgd_steps": len(steps) - len(taken)}
+        for name in dict.fromkeys(name for step in taken for name in step):  # some are of a part of the steps
+            column = [step[name] for step in taken if name in step]
+            summary[name] = (max(column) if name.endswith("_max") else min(column) if name.endswith("_min") else
+                             sum(column) / len(column))
         return summary | {"learning_rate": float(rest.pop() if rates else self.learning_rate)}, rest
 
     def linear_rate(self) -> float:

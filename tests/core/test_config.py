@@ -17,7 +17,7 @@ from gymnasium import spaces
 from parts import make_config
 
 from algorithms import NAMES, algorithm_class
-from config import Config, max_workers
+from config import Config, max_workers, without_gone
 from envs.vector_env import EnvInfo
 from evaluate import make_arguments
 from model import make_model
@@ -180,6 +180,15 @@ def test_help_shows_the_values_that_an_environment_gets(
     if argv[1:]:
         made = vars(configure(parse_settings(argv, "")))
         assert shown == {name: show_default(value) for name, value in made.items()}
+
+
+def test_a_setting_is_gone_only_where_the_algorithm_has_none_of_its_name(capsys: pytest.CaptureFixture) -> None:
+    saved = {"target_noise": 0.1, "gamma": 0.9}
+    mine = dataclasses.make_dataclass("Mine", [("target_noise", float, 0.2)], bases=(Config,), frozen=True)
+    assert without_gone(saved, mine) == saved
+    assert capsys.readouterr().out == ""
+    assert without_gone(saved, Config) == {"gamma": 0.9}
+    assert capsys.readouterr().out == "settings of an earlier version that are gone: target_noise\n"
 
 
 @pytest.mark.parametrize("role", ["rollout_worker", "learner", "policy_worker", "evaluator"])

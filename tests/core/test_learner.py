@@ -769,6 +769,15 @@ def test_a_column_that_is_missing_is_not_learned_from_as_zeros() -> None:
 # ---- gradients that are not finite -----------------------------------------------------------------------------------
 
 
+def test_statistics_may_differ_from_one_sgd_step_to_the_next() -> None:
+    steps = [{"actor_loss": 1.0, "q_max": 4.0, "grad_norm": 1.0}, {"q_max": 7.0, "grad_norm": 2.0},
+             {"grad_norm": 3.0, "q_max": 5.0, "actor_loss": 3.0}, {"actor_loss": 9.0, "grad_norm": math.inf}]
+    stats = [{name: torch.tensor(value) for name, value in step.items()} for step in steps]
+    summary, _ = Rig().state.read_statistics(stats, [])
+    expected = {"skipped_sgd_steps": 1, "actor_loss": 2.0, "q_max": 7.0, "grad_norm": 2.0}
+    assert {name: summary[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize(("algo", "factor"), [("appo", math.nan), ("appo", math.inf), ("impala", math.nan)])
 def test_a_step_whose_gradient_is_not_finite_is_skipped_alone_and_counted(algo: str, factor: float) -> None:
     rig, weights = Rig(algo=algo, num_epochs=2, num_batches_per_epoch=2), []

@@ -5,8 +5,10 @@ import math
 import pytest
 from parts import make_config
 
+from appo import AsyncPPO
 from envs.families import FAMILIES, family_profile
 from runtime.machine import Machine, automatic
+from runtime.user_error import UserError
 
 MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128, 256) for gpus in (0, 1, 2)]
 
@@ -47,6 +49,18 @@ def test_other_algorithms_have_valid_settings_and_only_a3c_without_a_gpu_several
     cfg = make_config({"algo": algo}, settings)
     assert cfg.num_learners == (2 if algo == "a3c" and not machine.num_gpus else 1)
     assert cfg.learner_threads * cfg.num_learners < max(machine.cores, 2) + cfg.num_learners
+
+
+def test_a_profile_of_an_unknown_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncPPO, "profiles", {"classic-control": {}})
+    with pytest.raises(UserError, match=r"no family 'classic-control'.*did you mean classic_control"):
+        family_profile("atari", "appo")
+
+
+def test_what_a_profile_says_of_the_workers_counts() -> None:
+    profile = family_profile("classic_control", "appo") | {"num_workers": 3, "num_envs_per_worker": 5}
+    settings = automatic(Machine(8, 0), profile, {"num_workers": 4}, large_observations=False)
+    assert (settings | {"num_workers": 4})["num_envs_per_worker"] == 5
 
 
 @pytest.mark.parametrize("given", [{"serial_mode": True}, {"async_rl": False}, {"with_pbt": True, "num_policies": 2}],

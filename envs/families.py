@@ -29,9 +29,9 @@ from gymnasium.vector.utils import batch_space
 
 from algorithms import algorithm_class
 from config import Config
-from envs.flat_spaces import is_channels_last, num_columns
+from envs.flat_spaces import LARGEST, is_channels_last, num_columns
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
-from envs.vector_env import LARGEST, EnvInfo, Guard, GymVectorEnv, Info, VectorEnv, describe, naming_failures
+from envs.vector_env import EnvInfo, Guard, GymVectorEnv, Info, VectorEnv, describe, naming_failures
 from runtime.by_name import Named, check_importable, import_module
 from runtime.machine import Machine, automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed

@@ -12,12 +12,13 @@ Actions are rows of float32: an index for each choice (exact up to 2^24), 0 or 1
 continuous dimension; parts of Dict and Tuple spaces lie side by side. An *action mask* travels as the observation leaf
 "action_mask", one bit for each option of all Discrete and MultiDiscrete parts in that order.
 
-Used by `vector_env.py` (conversion), `model.py` and `distributions.py` (sizes), `shared_buffers.py` (storage).
+`AgentKind` does all of this for agents with the same spaces. Used by `vector_env.py` and `multi_agent.py` (conversion),
+`model.py` and `distributions.py` (sizes), `shared_buffers.py` (storage).
 """
 
 import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from runtime.user_error import UserError
 
 ACTION_MASK = "action_mask"
 TEXT_BITS = 64
+# What is larger cannot be learned from: sums of squares of returns and observations would leave the range of float32.
+LARGEST = 1e12
 
 Observation = dict[str, np.ndarray]
 
@@ -93,8 +96,12 @@ def is_text(space: spaces.Space) -> bool:
     return dtype is not None and dtype.kind == "U"
 
 
-def describe_part(space: spaces.Space, *, bounds: bool) -> str:
-    """Describe what a policy relies on in a plain space; the bounds of what it sees it never knew."""
+def describe_parts(space: spaces.Space, *, bounds: bool) -> dict[str, str]:
+    """Describe what a policy relies on in the plain parts of a space; the bounds of what it sees it never knew."""
+    return {path: _describe_part(part, bounds=bounds) for path, part in plain_parts(space).items()}
+
+
+def _describe_part(space: spaces.Space, *, bounds: bool) -> str:
     if is_text(space):
         return "Text"
     if isinstance(space, spaces.Box):  # its own text depends on how NumPy prints
@@ -227,3 +234,88 @@ def flatten_mask(mask: Any) -> np.ndarray:
     if not np.isin(bits, (0, 1)).all():
         raise ValueError(f"an action mask must hold 0 and 1, not {bits}")
     return bits.astype(bool)
+
+
+# ---- a kind of agents --------------------------------------------------------------------------------------------
+
+
+class AgentKind:
+    """Agents with the same spaces: converts between an environment's forms and arrays, and checks what comes."""
+
+    def __init__(self, name: str, space: spaces.Space, action_space: spaces.Space, index: np.ndarray,
+                 *, squash_actions: bool) -> None:
+        """Make the converter of the agents `index` [M of the kind] of an environment called `name`."""
+        self.name, self.index, self.space, self.action_space = name, index, space, action_space
+        self._squash = squash_actions
+        self._num_options = [n for leaf in action_leaves(action_space).values() for n in num_options(leaf)]
+        self.obs_space = obs_leaves(space)
+        mask = self.obs_space.pop(ACTION_MASK, None)
+        if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in self.obs_space):
+            raise UserError(f"{name}: observation '{ACTION_MASK}' is made of parts; give one array")
+        self._ranges: dict[str, tuple[Any, Any]] = {}  # of leaves that may hold what cannot be learned from
+        for leaf_name, leaf in self.obs_space.items():
+            if options := num_options(leaf):
+                self._ranges[leaf_name] = (0, np.array(options) - 1)
+            elif isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8:
+                self._ranges[leaf_name] = (-LARGEST, LARGEST)
+        self.has_mask = self.mask_in_info = False
+        if mask is not None:
+            self.add_mask(in_info=False)
+
+    def add_mask(self, *, in_info: bool) -> None:
+        """Take action masks into `obs_space`. They come with the observations, or else with the infos."""
+        self.has_mask, self.mask_in_info = True, in_info
+        self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
+
+    def mask_source(self, obs: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what action masks come with, the observation or the info. Raises `UserError` for late ones."""
+        if ACTION_MASK in info and not self.has_mask:
+            raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
+                            "give it in both")
+        return obs if self.has_mask and not self.mask_in_info else info
+
+    def flatten(self, obs: Any) -> Observation:
+        """Convert a batch of observations in the form of the environment."""
+        return flatten_obs(self.space, obs)
+
+    def actions(self, rows: np.ndarray) -> Any:
+        """Convert rows of numbers into a batch of actions in the form of the environment."""
+        return unflatten_actions(self.action_space, rows, squash=self._squash)
+
+    def join_masks(self, given: Sequence[Any]) -> np.ndarray:
+        """Return action masks as [len(given), M] bool; None allows everything."""
+        masks = np.ones((len(given), mask_size(self.action_space)), bool)
+        for i, mask in enumerate(given):
+            if mask is not None:
+                masks[i] = flatten_mask(mask)
+        return masks
+
+    def allows(self, mask: Any) -> bool:
+        """Tell whether an action mask, as an environment gives it, allows something for each choice."""
+        return mask is not None and not self.forbids_all(self.join_masks([mask]))[0]
+
+    def find_fault(self, obs: Observation) -> tuple[int, str] | None:
+        """Find an agent (by its place in the kind) whose observation cannot be learned from, and say why."""
+        for name, (low, high) in self._ranges.items():
+            if fault := out_of_range(f"observation '{name}'", obs[name], low, high):
+                return fault
+        if self.has_mask and (forbidden := self.forbids_all(obs[ACTION_MASK])).any():
+            return int(np.flatnonzero(forbidden)[0]), "the action mask forbids every action"
+        return None
+
+    def forbids_all(self, masks: np.ndarray) -> np.ndarray:
+        """Tell which of masks [N, M] bool allow nothing for one of the choices, [N] bool."""
+        of_choices = np.split(masks, np.cumsum(self._num_options)[:-1], 1)
+        return np.any([~mask.any(1) for mask in of_choices], 0)
+
+
+def out_of_range(what: str, value: np.ndarray, low: Any, high: Any) -> tuple[int, str] | None:
+    """Find the first entry of an array that is not within limits, and describe it."""
+    if value.dtype.itemsize < 4:
+        value = value.astype(np.float32)  # the limits do not fit into a float16
+    good = (value >= low) & (value <= high)  # False for nan
+    if good.all():
+        return None
+    i = int(good.reshape(len(value), -1).all(1).argmin())
+    fault = "out of range" if np.isfinite(value[i]).all() else "not finite"
+    return i, f"{what} is {fault}: {str(value[i])[:200]}"

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from envs.flat_spaces import ACTION_MASK, Observation, flatten_mask
-from envs.vector_env import TRUE_OBJECTIVE, AgentKind, Step, VectorEnv, as_number, read_objective
+from envs.flat_spaces import ACTION_MASK, AgentKind, Observation, flatten_mask
+from envs.vector_env import TRUE_OBJECTIVE, Step, VectorEnv, as_number, read_objective
 from runtime.by_name import import_module
 from runtime.seeding import consecutive
 from runtime.user_error import UserError
@@ -108,9 +108,9 @@ class ParallelVectorEnv(VectorEnv):
         results = [self._reset(i, self.seeds[i]) for i in range(self.num_envs)]
         with self._naming("reset"):
             for *_, infos in results:
-                for agent, info in infos.items():
-                    kind = self.kinds[self.kind_of_agent[self._number[agent]]]
-                    if ACTION_MASK in (info or {}) and not kind.has_mask:
+                for agent, number in self._number.items():
+                    kind = self.kinds[self.kind_of_agent[number]]
+                    if ACTION_MASK in (infos.get(agent) or {}) and not kind.has_mask:
                         kind.add_mask(in_info=True)
         self._obs = [{name: np.zeros((len(kind.index), *leaf.shape), leaf.dtype)
                       for name, leaf in kind.obs_space.items()} for kind in self.kinds]

@@ -3,7 +3,7 @@
 `VectorEnv` says what the rollout workers, the evaluator and `evaluate.py` rely on; `GymVectorEnv` keeps it for
 gymnasium (one agent), `multi_agent.py` for parallel environments. The M = N x A agents are numbered environment by
 environment. Agents with the same spaces are of one *kind*, nearly always all; observations and actions come kind by
-kind, as dicts of arrays and rows of numbers (`flat_spaces.py`).
+kind, as dicts of arrays and rows of numbers (`flat_spaces.AgentKind`).
 
 Environments reset in gymnasium's NEXT_STEP mode: the observation that comes with `terminated` or `truncated` is the
 episode's true final one; when no agent of an environment is left, the following step ignores all actions and returns
@@ -20,25 +20,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from envs.flat_spaces import (
-    ACTION_MASK,
-    Observation,
-    action_leaves,
-    describe_part,
-    flatten_mask,
-    flatten_obs,
-    mask_size,
-    num_options,
-    obs_leaves,
-    plain_parts,
-    unflatten_actions,
-)
+from envs.flat_spaces import ACTION_MASK, LARGEST, AgentKind, Observation, describe_parts, flatten_mask, out_of_range
 from runtime.console import say
 from runtime.seeding import consecutive
 from runtime.user_error import EnvironmentFailure, UserError
 
-# What is larger cannot be learned from: sums of squares of returns and observations would leave the range of float32.
-LARGEST = 1e12
 Info = Mapping[str, Any]
 
 
@@ -77,88 +63,6 @@ def as_number(value: Any) -> float:
 def read_objective(info: Info, key: str) -> float:
     """Return the true objective that an info tells; nan: none."""
     return np.nan if info.get(key) is None else as_number(info[key])
-
-
-class AgentKind:
-    """Agents with the same spaces: converts between an environment's forms and arrays, and checks what comes."""
-
-    def __init__(self, name: str, space: spaces.Space, action_space: spaces.Space, index: np.ndarray,
-                 *, squash_actions: bool) -> None:
-        """Make the converter of the agents `index` [M of the kind] of an environment called `name`."""
-        self.name, self.index, self.space, self.action_space = name, index, space, action_space
-        self._squash = squash_actions
-        self._num_options = [n for leaf in action_leaves(action_space).values() for n in num_options(leaf)]
-        self.obs_space = obs_leaves(space)
-        mask = self.obs_space.pop(ACTION_MASK, None)
-        if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in self.obs_space):
-            raise UserError(f"{name}: observation '{ACTION_MASK}' is made of parts; give one array")
-        self._ranges: dict[str, tuple[Any, Any]] = {}  # of leaves that may hold what cannot be learned from
-        for leaf_name, leaf in self.obs_space.items():
-            if options := num_options(leaf):
-                self._ranges[leaf_name] = (0, np.array(options) - 1)
-            elif isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8:
-                self._ranges[leaf_name] = (-LARGEST, LARGEST)
-        self.has_mask = self.mask_in_info = False
-        if mask is not None:
-            self.add_mask(in_info=False)
-
-    def add_mask(self, *, in_info: bool) -> None:
-        """Take action masks into `obs_space`. They come with the observations, or else with the infos."""
-        self.has_mask, self.mask_in_info = True, in_info
-        self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
-
-    def mask_source(self, obs: Any, info: Info) -> Mapping[str, Any]:
-        """Return what action masks come with, the observation or the info. Raises `UserError` for late ones."""
-        if ACTION_MASK in info and not self.has_mask:
-            raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
-                            "give it in both")
-        return obs if self.has_mask and not self.mask_in_info else info
-
-    def flatten(self, obs: Any) -> Observation:
-        """Convert a batch of observations in the form of the environment."""
-        return flatten_obs(self.space, obs)
-
-    def actions(self, rows: np.ndarray) -> Any:
-        """Convert rows of numbers into a batch of actions in the form of the environment."""
-        return unflatten_actions(self.action_space, rows, squash=self._squash)
-
-    def join_masks(self, given: Sequence[Any]) -> np.ndarray:
-        """Return action masks as [len(given), M] bool; None allows everything."""
-        masks = np.ones((len(given), mask_size(self.action_space)), bool)
-        for i, mask in enumerate(given):
-            if mask is not None:
-                masks[i] = flatten_mask(mask)
-        return masks
-
-    def allows(self, mask: Any) -> bool:
-        """Tell whether an action mask, as an environment gives it, allows something for each choice."""
-        return mask is not None and not self.forbids_all(self.join_masks([mask]))[0]
-
-    def find_fault(self, obs: Observation) -> tuple[int, str] | None:
-        """Find an agent (by its place in the kind) whose observation cannot be learned from, and say why."""
-        for name, (low, high) in self._ranges.items():
-            if fault := out_of_range(f"observation '{name}'", obs[name], low, high):
-                return fault
-        if self.has_mask and (forbidden := self.forbids_all(obs[ACTION_MASK])).any():
-            return int(np.flatnonzero(forbidden)[0]), "the action mask forbids every action"
-        return None
-
-    def forbids_all(self, masks: np.ndarray) -> np.ndarray:
-        """Tell which of masks [N, M] bool allow nothing for one of the choices, [N] bool."""
-        of_choices = np.split(masks, np.cumsum(self._num_options)[:-1], 1)
-        return np.any([~mask.any(1) for mask in of_choices], 0)
-
-
-def out_of_range(what: str, value: np.ndarray, low: Any, high: Any) -> tuple[int, str] | None:
-    """Find the first entry of an array that is not within limits, and describe it."""
-    if value.dtype.itemsize < 4:
-        value = value.astype(np.float32)  # the limits do not fit into a float16
-    good = (value >= low) & (value <= high)  # False for nan
-    if good.all():
-        return None
-    i = int(good.reshape(len(value), -1).all(1).argmin())
-    fault = "out of range" if np.isfinite(value[i]).all() else "not finite"
-    return i, f"{what} is {fault}: {str(value[i])[:200]}"
 
 
 class VectorEnv:
@@ -234,10 +138,10 @@ class EnvInfo(NamedTuple):
     def spaces_of(self, kind: int) -> dict[str, str]:
         """Describe what agents of a kind see, in the order in which a model takes it, and do; for their checkpoints."""
         leaves, action_space = self.kinds[kind]
-        seen = {path or "obs": part for path, part in plain_parts(self.obs_spaces[kind]).items()}
-        done = [f"{path} {describe_part(part, bounds=True)}" for path, part in plain_parts(action_space).items()]
-        return ({f"observation {name}": describe_part(seen[name], bounds=False) for name in leaves
-                 if name != ACTION_MASK} | {"action": ", ".join(map(str.strip, done))})
+        seen = describe_parts(self.obs_spaces[kind], bounds=False)
+        done = describe_parts(action_space, bounds=True)
+        described = {f"observation {name}": seen.get(name, seen.get("")) for name in leaves if name != ACTION_MASK}
+        return described | {"action": ", ".join(f"{path} {part}".strip() for path, part in done.items())}
 
     def as_trained(self, kind: int, state: Mapping[str, Any], path: Path) -> tuple[dict[str, spaces.Space], Any]:
         """Return the spaces of a kind, its observations in the order of a checkpoint: they are found by their names.

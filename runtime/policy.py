@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from algorithms import algorithm_class
 from config import Config, make_config, without_gone
 from envs.families import make_env, make_vector_env
-from envs.flat_spaces import ACTION_MASK
-from envs.vector_env import AgentKind, EnvInfo, describe
+from envs.flat_spaces import ACTION_MASK, AgentKind
+from envs.vector_env import EnvInfo, describe
 from pbt import assign_kinds
 from runtime.by_name import check_trusted, recall, reference
 from runtime.checkpoint import find_checkpoint, holds_run, load_checkpoint, load_newest, load_weights, policy_dir

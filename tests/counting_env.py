@@ -7,8 +7,8 @@ import numpy as np
 from gymnasium import spaces
 
 from config import Config
-from envs.flat_spaces import Observation
-from envs.vector_env import AgentKind, EnvInfo, Step, VectorEnv
+from envs.flat_spaces import AgentKind, Observation
+from envs.vector_env import EnvInfo, Step, VectorEnv
 from runtime.seeding import consecutive
 
 

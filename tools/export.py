@@ -24,8 +24,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import Algorithm, Data
-from envs.flat_spaces import ACTION_MASK, action_leaves, is_bounded, is_text, num_columns, plain_parts
-from envs.vector_env import AgentKind
+from envs.flat_spaces import ACTION_MASK, AgentKind, action_leaves, is_bounded, is_text, num_columns, plain_parts
 from normalizers import RunningNormalizer
 from runtime.command_line import OneLineParser, parse_bool
 from runtime.files import replacing

@@ -14,6 +14,8 @@ SMALL: dict[str, Any] = {
     "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1,
     "num_epochs": 1, "encoder_mlp_layers": (8,), "device": "cpu"}
 
+ONE_STEP = {"num_epochs": 1, "num_batches_per_epoch": 1, "lr_schedule": "constant"}  # on each dataset
+
 
 def make_config(*layers: Mapping[str, Any]) -> config.Config:
     """Make the settings of the algorithm that the layers name."""

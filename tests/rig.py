@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from one_policy import CPU, drain, make_buffers
-from parts import make_config
+from parts import ONE_STEP, make_config
 from torch import Tensor
 
 from algorithm import Algorithm, Loss
@@ -25,9 +25,6 @@ OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
 DISCRETE = spaces.Discrete(3)
 CONTINUOUS = spaces.Box(-1, 1, (2,), np.float32)
 TRAJECTORIES = 4  # of one minibatch
-
-
-ONE_STEP = {"num_epochs": 1, "num_batches_per_epoch": 1, "lr_schedule": "constant"}  # on each dataset
 
 
 class Rig:

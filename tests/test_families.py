@@ -14,6 +14,7 @@ import pytest
 import torch
 from parts import make_config
 
+from appo import Settings
 from config import Config
 from envs import families
 from envs.families import family_profile, make_vector_env
@@ -124,7 +125,7 @@ def test_trains_in_asynchronous_mode(example: Example, tmp_path: Path) -> None:
     assert summary["env_frames"] == summary["env_steps"] * profile.get("env_frameskip", 1)
     log = (run_dir / "log.txt").read_text()
     assert f"{example.env}: " in log
-    assert appo.cfg.learning_rate == profile.get("learning_rate", Config.learning_rate)
+    assert appo.cfg.learning_rate == profile.get("learning_rate", Settings.learning_rate)
 
 
 # ---- rendering -------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def train_on_own_data(rank: int, folder: str, empty: tuple[int, int],
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(("empty", "settings"), [
-    ((1, 1), {"num_epochs": 2, "num_batches_per_epoch": 2, "lr_schedule": "kl_adaptive",
+    ((1, 1), {"num_epochs": 2, "num_batches_per_epoch": 2, "lr_schedule": "kl_adaptive", "lr_adaptive_max": 1e-2,
               "lr_schedule_kl_threshold": 1e-4}),
     ((0, 0), {"with_vtrace": False, "lr_schedule": "linear_decay", "train_for_env_steps": 100_000}),
     ((0, 2), {"use_rnn": True, "rnn_size": 8, "algo": "impala", "self_play_past_fraction": 0.5,

@@ -19,7 +19,7 @@ import pytest
 import torch
 from counting_agents import CountingAgents, Name, Script
 from counting_env import number_of
-from parts import make_config
+from parts import ONE_STEP, make_config
 
 import pbt
 import rollout_worker
@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 def make_cfg(**settings: Any) -> Config:
     return make_config({"env": "counting", "num_workers": 2, "num_envs_per_worker": 6, "rollout": 6, "batch_size": 96,
                         "encoder_mlp_layers": (8,), "normalize_input": False, "normalize_returns": False,
-                        "obs_scale": 16.0, "rnn_size": 4}, settings)
+                        "obs_scale": 16.0, "rnn_size": 4} | ONE_STEP, settings)
 
 
 # ---- the games -------------------------------------------------------------------------------------------------------

@@ -307,8 +307,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
         ("--self_play_past_fraction=0.5", "--self_play_past_fraction"))),
     ("tiny_games:HunterAndPrey", "", "--num_policies=2"),
     *(("tiny_games:HigherWins", f"--num_policies=2 --policy_mapping=tiny_games:{name}", "--policy_mapping")
-      for name in ("too_large", "one_too_few", "all_play_first")),
-    ("tiny_games:BadShaping", "--num_policies=2 --with_pbt", "'bonus/at_end/0'")])
+      for name in ("too_large", "one_too_few", "all_play_first"))])
 def test_bad_input_is_refused_with_one_line(refuse: Callable[..., str], tmp_path: Path, env: str, flags: str,
                                             named: str) -> None:
     (tmp_path / "a_file").touch()

@@ -361,4 +361,4 @@ def draw(system: Supervisor) -> None:
         if system.population is not None:
             system.population.draw()
     except (OSError, UserError) as error:  # the disk is full, matplotlib is missing
-        system.records.log(f"no picture was drawn ({error}); later: python -m tools.plot --help")
+        system.records.log(f"no picture was drawn ({error})")

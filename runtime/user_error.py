@@ -1,7 +1,10 @@
 """What the user can mend, said in one line, and what has failed."""
 
 import difflib
-from collections.abc import Iterable
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 SIMILAR = 0.75  # share of the letters that two words have in common, in order, which makes them alike
@@ -13,6 +16,19 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return " ".join(super().__str__().splitlines())  # what was typed may hold anything
+
+
+def exit_status(main: Callable[[list[str]], None]) -> Callable[[list[str]], int]:
+    """Make a command return its exit status: 2 after one line about what the user can mend, else 0."""
+    @functools.wraps(main)
+    def status(argv: list[str]) -> int:
+        try:
+            main(argv)
+        except UserError as error:
+            print(f"{Path(main.__code__.co_filename).name}: {error}", file=sys.stderr)
+            return 2
+        return 0
+    return status
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:

@@ -10,15 +10,15 @@ from runtime.user_error import UserError
 
 # of Okabe and Ito ("Color Universal Design", 2008), which the color-blind can tell apart
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c6d1f", "#1f2933")
-GRAY, LIGHT_GRAY = "#66727f", "#e2e2e2"
+LIGHT_GRAY = "#e2e2e2"
 WIDTH, DPI = 8.6, 200  # inches, dots an inch
-SETTINGS = {"axes.grid": True, "axes.prop_cycle": f"cycler('color', {COLORS})", "axes.spines.right": False,
-            "axes.spines.top": False, "axes.titlesize": 10, "font.size": 9, "grid.alpha": 0.3, "legend.frameon": False}
+SETTINGS = {"axes.grid": True, "axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 10,
+            "font.size": 9, "grid.alpha": 0.3, "legend.frameon": False}
 
 
 @contextlib.contextmanager
 def drawing(output: Path, height: float) -> Iterator[Any]:
-    """Yield a figure of this height (inches), then save it. Raises `UserError` when that is impossible."""
+    """Yield a figure of this height (inches), then save it. Raises `UserError` where matplotlib is missing."""
     try:
         matplotlib, figures = importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -26,7 +26,4 @@ def drawing(output: Path, height: float) -> Iterator[Any]:
     with matplotlib.rc_context(SETTINGS):
         figure = figures.Figure(figsize=(WIDTH, height), layout="constrained")
         yield figure
-        try:
-            figure.savefig(output, dpi=DPI)
-        except (OSError, ValueError) as error:  # there is no such folder, or no such format
-            raise UserError(f"{output} cannot be written: {' '.join(str(error).split())}") from error
+        figure.savefig(output, dpi=DPI)

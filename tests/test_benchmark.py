@@ -46,8 +46,27 @@ def test_a_real_run_is_measured(capsys: pytest.CaptureFixture) -> None:
     flags = ["--env=CartPole-v1", "--num_workers=2", "--num_envs_per_worker=4", "--batch_size=64"]
     assert benchmark.main(["throughput", *flags, "--seconds=1"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[1].startswith(" ".join(flags))
+    assert " env_steps/s, " in out.splitlines()[0]
     assert all(f"{kind} " in out.splitlines()[-1] for kind in ("main", "rollout", "policy", "learner", "together"))
+
+
+def test_scaling_measures_numbers_of_cores_and_of_rollout_workers(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    seen: list[tuple[int, list[str]]] = []
+
+    def record(flags: list[str], seconds: float, cores: list[int] = ()) -> Speed:
+        seen.append((len(cores), flags))
+        return Speed(1000.0 * len(seen), 4.0, {"together": 7.0}, 0.0, 0.5)
+
+    monkeypatch.setattr(benchmark, "measure", record)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda process: [0, 1, 5])
+    assert benchmark.main(["scaling", "--env=a"]) == 0
+    assert seen == [(number, ["--env=a"]) for number in (1, 2, 3)] + [
+        (0, ["--env=a", f"--num_workers={number}"]) for number in (1, 2, 4)]
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == [f"{name}={number}" for name, numbers in (
+        ("cores", (1, 2, 3)), ("num_workers", (1, 2, 4))) for number in numbers]
+    assert "6,000 env_steps/s" in rows[-1]
 
 
 def test_two_checkouts_are_compared_in_turns_by_the_median_of_their_pairs(
@@ -65,3 +84,10 @@ def test_two_checkouts_are_compared_in_turns_by_the_median_of_their_pairs(
     assert seen == [base, new, new, base, base, new]
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == ("median of 3: 60 -> 90 env_steps/s, 7.0 -> 7.0 CPU us a step, ratio 0.900 (0.500 to 2.000)")
+
+
+def test_what_a_run_refuses_is_its_own_line(capfd: pytest.CaptureFixture) -> None:
+    assert benchmark.main(["throughput", "--env=CartPole-v1", "--num_wokers=2"]) == 2
+    said, ended = capfd.readouterr().err.splitlines()
+    assert said.startswith("train.py: unknown argument --num_wokers")
+    assert ended == "benchmark.py: train.py has ended"

@@ -23,7 +23,6 @@ import json
 import math
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -35,12 +34,11 @@ from typing import Any, NamedTuple
 
 from runtime.files import read_lines
 from runtime.guard import take_programs_along
-from runtime.user_error import UserError
+from runtime.user_error import UserError, exit_status
 from tools.plot import draw, read_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW = 100  # episodes that mean_return is over
-STOP_SEC = 120.0  # a run that was told to stop may take so long
 
 
 class Study(NamedTuple):
@@ -59,30 +57,17 @@ class Study(NamedTuple):
         return is_full and row.get(self.key) is not None and row[self.key] >= self.goal
 
 
-def read_study(path: Path) -> Study:
-    """Read a study. Raises `UserError`, saying what is wrong."""
-    try:
-        return Study(**tomllib.loads(path.read_text()))
-    except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
-        raise UserError(f"{path} is no study: {error}") from error
-
-
 def run(study: Study, flags: str, seed: int, run_dir: Path) -> dict[str, Any]:
     """Train once, to the goal or for the time there is; return what came of it. Raises `UserError` when it failed."""
     shutil.rmtree(run_dir, ignore_errors=True)  # of a study that was interrupted
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / "train.py"), *shlex.split(flags), "--train_dir", str(run_dir.parent),
                "--experiment", run_dir.name, "--seed", str(seed), "--report_interval_sec", "1"]
-    log, begun, minutes, row = run_dir.with_suffix(".txt"), time.monotonic(), 0.0, {}
+    log, begun, minutes, row = Path(f"{run_dir}.txt"), time.monotonic(), 0.0, {}
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
-        try:
-            while process.poll() is None and minutes < study.max_minutes and not study.is_reached(row):
-                time.sleep(0.2)
-                minutes, row = (time.monotonic() - begun) / 60, last_row(run_dir / "metrics.jsonl")
-            process.terminate()
-            process.wait(STOP_SEC)
-        finally:
-            process.kill()
+        while process.poll() is None and minutes < study.max_minutes and not study.is_reached(row):
+            time.sleep(0.2)
+            minutes, row = (time.monotonic() - begun) / 60, last_row(run_dir / "metrics.jsonl")
+        process.terminate()
     if process.returncode or not row:
         raise UserError(f"a run failed, see {log}")
     scores = read_curves(run_dir, study.key)[0][:, 2]
@@ -121,43 +106,29 @@ def make_table(study: Study, results: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_study(study: Study, folder: Path) -> None:
+@exit_status
+def main(argv: list[str]) -> None:
     """Run what is not finished yet; write the table after each run, and the picture at the end."""
-    path, run_dirs = folder / "results.jsonl", []
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("study", type=Path, metavar="STUDY.toml", help="the settings to compare")
+    parser.add_argument("folder", type=Path, help="where the runs, the table and the picture lie")
+    args = parser.parse_args(argv)
+    study, table = Study(**tomllib.loads(args.study.read_text())), args.folder / "table.md"
+    path, run_dirs = args.folder / "results.jsonl", []
+    args.folder.mkdir(parents=True, exist_ok=True)
     for seed in study.seeds:
         for setting, own_flags in study.settings.items():
-            flags, run_dir = f"{study.flags} {own_flags}", folder / setting / f"seed_{seed}"
+            flags, run_dir = f"{study.flags} {own_flags}", args.folder / f"{setting}_seed_{seed}"
             if not any((result["flags"], result["seed"]) == (flags, seed) for result in read_lines(path)):
                 result = run(study, flags, seed, run_dir)
                 with path.open("a") as file:
                     file.write(json.dumps(result) + "\n")
             run_dirs.append(run_dir)
-            (folder / "table.md").write_text(make_table(study, read_lines(path)))
-    print((folder / "table.md").read_text())
-    run_dirs = [run_dir for run_dir in run_dirs if len(read_curves(run_dir, study.key)[0])]
-    if run_dirs:
-        goal = study.goal if math.isfinite(study.goal) else None
-        draw(run_dirs, folder / "curves.png", goal, study.key)
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("study", type=Path, metavar="STUDY.toml", help="the settings to compare")
-    parser.add_argument("folder", type=Path, help="where the runs, the table and the picture lie")
-    args = parser.parse_args(argv)
-    try:
-        run_study(read_study(args.study), args.folder)
-    except UserError as error:
-        print(f"study.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("study.py: stopped; the same command goes on", file=sys.stderr)
-        return 1
-    return 0
+            table.write_text(make_table(study, read_lines(path)))
+    print(table.read_text())
+    draw(run_dirs, args.folder / "curves.png", study.goal if math.isfinite(study.goal) else None, study.key)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     take_programs_along()
     sys.exit(main(sys.argv[1:]))

@@ -5,22 +5,21 @@ end. Without `--trace_sec` nothing is recorded, so it costs nothing; with it, ab
 is written into the run's folder, for https://ui.perfetto.dev or chrome://tracing, and a picture of the last moments,
 `timeline.png`, where matplotlib is there. Later:
 
-    python -m tools.timeline train_dir/PongNoFrameskip-v4 --seconds 0.5 --output timeline.png --until 6.5
+    python -m tools.timeline train_dir/PongNoFrameskip-v4 --seconds 0.5
 
 On a GPU a span is what the process does: kernels that it has started may run on after its end.
 """
 
+import argparse
 import itertools
 import json
-import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.command_line import OneLineParser
 from runtime.files import write_atomically
 from runtime.recorder import STEP, WAIT, Span
-from runtime.user_error import UserError
+from runtime.user_error import UserError, exit_status
 from tools.figures import COLORS, LIGHT_GRAY, drawing
 
 Spans = list[tuple[str, float, float]]  # name, begin, duration (ms)
@@ -48,26 +47,24 @@ def write_trace(path: Path, spans: dict[str, Iterable[Span]], begin: int, end: i
 
 
 def read_trace(path: Path) -> dict[str, Spans]:
-    """Read the spans of each thread. Raises `UserError` when this is no trace."""
+    """Read the spans of each thread."""
     rows: dict[str, Spans] = {}
-    try:
-        for event in json.loads(path.read_text())["traceEvents"]:
-            if event["ph"] == "X":
-                span = event["name"], event["ts"] / 1e3, event["dur"] / 1e3
-                rows.setdefault(event["cat"], []).append(span)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is no trace ({error}); record one with train.py --trace_sec 10") from error
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            rows.setdefault(event["cat"], []).append((event["name"], event["ts"] / 1e3, event["dur"] / 1e3))
     return rows
 
 
-def draw(rows: dict[str, Spans], output: Path, begin: float, end: float) -> None:
-    """Draw the spans within [begin, end] ms, one bar for each thread; inner spans lie on outer ones.
+def draw_last(path: Path, output: Path, seconds: float) -> None:
+    """Draw the last seconds of a trace, one bar for each thread; inner spans lie on outer ones.
 
     Between the spans of a main thread is other work; other threads only wait there.
     """
-    rows = {label: [span for span in shorten(spans) if span[1] < end and sum(span[1:]) > begin]
-            for label, spans in rows.items()}
-    names = sorted({name for spans in rows.values() for name, *_ in spans} - {WAIT})
+    rows = read_trace(path)
+    end = max((begin + length for spans in rows.values() for _, begin, length in spans), default=1.0)
+    begin = max(end - seconds * 1e3, 0.0)
+    rows = {label: [span for span in shorten(spans) if sum(span[1:]) > begin] for label, spans in rows.items()}
+    names = sorted({name for spans in rows.values() for name, *_ in spans})
     colors = dict(zip(names, itertools.cycle(PALETTE), strict=False)) | {WAIT: LIGHT_GRAY}
     with drawing(output, 1.15 + 0.32 * len(rows)) as figure:
         axes, handles = figure.subplots(), {}
@@ -80,7 +77,6 @@ def draw(rows: dict[str, Spans], output: Path, begin: float, end: float) -> None
         axes.set(xlabel="ms", xlim=(0, end - begin), yticks=range(len(rows)), yticklabels=rows)
         axes.invert_yaxis()
         axes.grid(visible=False)
-        names = sorted(handles)
         figure.legend([handles[name] for name in names], names, loc="outside upper center", ncols=5,
                       title="hatched: other work, or no free core; half as high: a part of the bar behind it")
 
@@ -106,17 +102,6 @@ def by_depth(spans: Spans) -> list[Spans]:
     return levels
 
 
-def draw_last(path: Path, output: Path, seconds: float, until_sec: float = math.inf) -> None:
-    """Draw the last seconds of a trace, or those until a moment. Raises `UserError` when it cannot be drawn."""
-    rows = read_trace(path)
-    ends = [begin + length for spans in rows.values() for _, begin, length in spans]
-    end = min(until_sec * 1e3, max(ends, default=0.0))
-    begin = max(end - seconds * 1e3, 0.0)
-    if end <= begin:
-        raise UserError(f"{path} holds no spans there")
-    draw(rows, output, begin, end)
-
-
 def write_run(run_dir: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> str:
     """Write the trace of a run and the picture of its last moments into its folder; say where they are."""
     path, picture = run_dir / "trace.json", run_dir / "timeline.png"
@@ -128,24 +113,15 @@ def write_run(run_dir: Path, spans: dict[str, Iterable[Span]], begin: int, end: 
     return f"{path}: open it in https://ui.perfetto.dev; {picture}"
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; return its exit status."""
-    parser = OneLineParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("run", type=Path, help="a run's folder, or a trace file")
+@exit_status
+def main(argv: list[str]) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", type=Path, help="a run's folder, which holds trace.json")
     parser.add_argument("--seconds", type=float, default=0.5, help="draw the last so many seconds [0.5]")
-    parser.add_argument("--until", type=float, default=math.inf, metavar="SECONDS",
-                        help="draw those before this moment of the trace instead [its end]")
-    parser.add_argument("--output", type=Path, help="picture file [timeline.png beside the trace]")
-    try:
-        args = parser.parse(argv)
-        path = args.run / "trace.json" if args.run.is_dir() else args.run
-        output = args.output or path.with_name("timeline.png")
-        draw_last(path, output, args.seconds, args.until)
-    except UserError as error:
-        print(f"timeline.py: {error}", file=sys.stderr)
-        return 2
-    print(output)
-    return 0
+    args = parser.parse_args(argv)
+    draw_last(args.run / "trace.json", args.run / "timeline.png", args.seconds)
+    print(args.run / "timeline.png")
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ def test_the_command_writes_one_file_that_explains_itself(tmp_path: Path, capsys
     file = tmp_path / "new" / "policy.pt2"
     assert export.main([str(run_dir), str(file)]) == 0
     out = capsys.readouterr().out
-    assert "input obs: float32 [batch, 4]" in out
-    assert "output actions: int64 [batch]" in out
+    assert "input obs: torch.float32 ['batch', 4], raw observation of CartPole-v1: Box(" in out
+    assert "output actions: torch.int64 ['batch'], most likely action, as the environment takes it: Discrete(2)" in out
     obs, extra = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32), {"about.json": ""}
     got = torch.export.load(str(file), extra_files=extra).module()({"obs": torch.as_tensor(obs)})
     about = json.loads(extra["about.json"])

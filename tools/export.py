@@ -10,8 +10,6 @@ extra file `about.json`).
     outputs = torch.export.load("policy.pt2").module()({"obs": torch.as_tensor(obs)})       # {"actions": ...}
 """
 
-import argparse
-import importlib.util
 import json
 import logging
 import sys
@@ -26,13 +24,15 @@ from torch import Tensor, nn
 from algorithm import Algorithm, Data
 from envs.flat_spaces import ACTION_MASK, AgentKind, action_leaves, is_bounded, is_text, num_columns, plain_parts
 from normalizers import RunningNormalizer
-from runtime.command_line import OneLineParser, parse_bool
+from runtime.command_line import OneLineParser
 from runtime.files import replacing
 from runtime.policy import load
-from runtime.user_error import UserError
+from runtime.user_error import UserError, exit_status
 
 MOST_ROWS = 2**20  # of observations at once
 BATCH = "batch"  # the name of their axis
+PARAMETERS = ("to sample from, part by part: logits of each choice (-1e9: forbidden), a logit of each bit; of a Box "
+              "means, then logarithms of deviations (clip them to -8, 5), where -1 is low and 1 is high")
 
 
 def dtype_of(space: spaces.Space) -> torch.dtype:
@@ -100,26 +100,20 @@ class Exported(nn.Module):
         said |= {ACTION_MASK: "which options are allowed, those of all choices side by side",
                  "rnn_states": "hidden states, next_rnn_states of the last step", "values": returns, "q_best": returns,
                  "new_episode": "an episode begins, rnn_states do not count", "next_rnn_states": "next hidden states",
-                 "action_parameters": "to sample from, part by part: logits of each choice (-1e9: forbidden), a logit "
-                 "of each bit; of a Box means, then logarithms of deviations (clip them to -8, 5), in units where -1 "
-                 "is low and 1 is high" + (" (after tanh)" if cfg.squash_actions else "")}
+                 "action_parameters": PARAMETERS + " (after tanh)" * cfg.squash_actions}
         return {name: " ".join(text.split()) for name, text in said.items()}
 
 
 def trace(policy: Exported) -> torch.export.ExportedProgram:
-    """Turn a policy into a graph of operators. Raises `UserError` for code of a user's that cannot be."""
+    """Turn a policy into a graph of operators. A model of one's own must write x.shape[0], not len(x)."""
     for part in policy.model.modules():
         if isinstance(part, RunningNormalizer):
             part.CHUNK = MOST_ROWS * part.mean.numel()  # all rows at once, however many there are
     policy.requires_grad_(False)
     examples = policy.examples()
     batch = torch.export.Dim(BATCH, min=1, max=MOST_ROWS)
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of torch about itself
-            return torch.export.export(policy, (examples,), dynamic_shapes=({name: {0: batch} for name in examples},))
-    except Exception as error:  # whatever code of one's own leads to
-        hint = "write x.shape[0], not len(x)" if "violated" in str(error) else str(error)[:100]
-        raise UserError(f"the model cannot be exported ({type(error).__name__}: {hint})") from error
+    with warnings.catch_warnings(action="ignore"):  # of torch about itself
+        return torch.export.export(policy, (examples,), dynamic_shapes=({name: {0: batch} for name in examples},))
 
 
 def to_onnx(program: torch.export.ExportedProgram, inputs: Data, outputs: Data, about: dict[str, str]) -> bytes:
@@ -132,19 +126,25 @@ def to_onnx(program: torch.export.ExportedProgram, inputs: Data, outputs: Data, 
     return onnx.model_proto.SerializeToString()
 
 
-def export(args: argparse.Namespace) -> None:
+@exit_status
+def main(argv: list[str]) -> None:
     """Write the file and say what is in it."""
+    parser = OneLineParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the run's folder, such as train_dir/CartPole-v1")
+    parser.add_argument("file", type=Path, metavar="FILE", help="file to write, .onnx or .pt2 (torch.export)")
+    parser.add_argument("--checkpoint", default="", help="best, latest or a file [best; after self-play latest]")
+    parser.add_argument("--policy", type=int, help="which policy of a population [the one with the best score]")
+    parser.add_argument("--trust_run", action="store_true",
+                        help="import code that the run's settings name, its environment included")
+    args = parser.parse(argv)
     if args.file.suffix not in (".onnx", ".pt2"):
         raise UserError(f"{args.file} must end in .onnx or .pt2")
-    if args.file.suffix == ".onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
-        raise UserError(f"{args.file}: pip install onnx==1.23.2 onnxscript==0.7.2; or export a .pt2, which needs none")
-    loaded = load(args.run_dir, policy=args.policy if args.policy >= 0 else None, checkpoint=args.checkpoint,
-                  precision="float32", trust_run=args.trust_run)  # the one that evaluate.py would play
+    loaded = load(args.run_dir, policy=args.policy, checkpoint=args.checkpoint, precision="float32",
+                  trust_run=args.trust_run)  # the one that evaluate.py would play
     policy = Exported(loaded.algorithm, loaded.model, loaded.kind)
     inputs, program = policy.examples(), trace(policy)
     outputs = policy(inputs)
-    said = {name: text for name, text in policy.meanings().items() if name in inputs | outputs}
-    about = {"policy": loaded.source} | said
+    about = {"policy": loaded.source} | {name: policy.meanings()[name] for name in inputs | outputs}
     args.file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(args.file) as file:
         if args.file.suffix == ".onnx":
@@ -153,26 +153,8 @@ def export(args: argparse.Namespace) -> None:
             torch.export.save(program, file, extra_files={"about.json": json.dumps(about, indent=2)})
     print(f"exported {loaded.source} to {args.file}, float32")
     for name, tensor in (inputs | outputs).items():
-        shape, dtype = ", ".join(["batch", *map(str, tensor.shape[1:])]), str(tensor.dtype).removeprefix("torch.")
-        print(f"{'input' if name in inputs else 'output'} {name}: {dtype} [{shape}], {about[name]}")
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; return its exit status."""
-    parser = OneLineParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the run's folder, such as train_dir/CartPole-v1")
-    parser.add_argument("file", type=Path, metavar="FILE", help="file to write, .onnx or .pt2 (torch.export)")
-    parser.add_argument("--checkpoint", default="", help="best, latest or a file [best; after self-play latest]")
-    parser.add_argument("--policy", type=int, default=-1, metavar="NUMBER",
-                        help="which policy of a population [the one with the best score]")
-    parser.add_argument("--trust_run", type=parse_bool, nargs="?", const=True, default=False, metavar="BOOL",
-                        help="import code that the run's settings name, its environment included [False]")
-    try:
-        export(parser.parse(argv))
-    except UserError as error:
-        print(f"export.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+        kind = "input" if name in inputs else "output"
+        print(f"{kind} {name}: {tensor.dtype} {[BATCH, *tensor.shape[1:]]}, {about[name]}")
 
 
 if __name__ == "__main__":

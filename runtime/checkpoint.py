@@ -5,7 +5,7 @@ compared when it is loaded. Its name carries its age, which must be that of its 
 `checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt` with its score (from
 the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, `donor.pt`, which
 another policy copies, and for a moment `given.pt`, which the user gave. Written by `training_state.py` and
-`evaluator.py`, read by `plan.py` (resume) and `evaluate.py`.
+`evaluator.py`, read by `plan.py` (resume) and `policy.py`.
 """
 
 import contextlib

@@ -6,6 +6,7 @@ Nothing here starts a process. Used by `trainer.py` (the newest parameters of a 
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Policy:
     def __init__(self, cfg: Config, kind: AgentKind, model: nn.Module, device: torch.device) -> None:
         """Act with a copy of a model's weights."""
         self.cfg, self.kind, self.device, self.version = cfg, kind, device, -1
-        self.source = ""  # where the weights come from
+        self.source, self.number = "", 0  # where the weights come from, and which of a population these are
         self.algorithm = algorithm_class(cfg.algo)(cfg)
         self.numbers = OwnNumbers(derive_seed(cfg.seed, EVALUATION, part=2), device)
         with fork_rng([device]):  # what trains in this process must draw the same numbers as without
@@ -165,23 +166,24 @@ def as_batch(space: spaces.Space, obs: Any) -> Any:
 # ---- from a run ----------------------------------------------------------------------------------------------------
 
 
-def find_policy(cfg: Config, which: str, policy: int) -> tuple[Path, list[Path]]:
-    """Find a policy's checkpoint: best (else latest), latest, or a file; and newer ones that are damaged.
+def find_policy(cfg: Config, which: str, policy: int) -> Path:
+    """Find a policy's checkpoint: best (else latest), latest, or a file; tell of newer ones that are damaged.
 
     Raises `UserError` when there is none.
     """
     if which not in ("best", "latest"):
         if not Path(which).is_file():
             raise UserError(f"--checkpoint={which} is neither best, latest, random nor a file")
-        return Path(which), []
-    path = find_checkpoint(cfg.run_dir, "best", policy) if which == "best" else None
-    damaged: list[Path] = []
-    if path is None:
-        path, _, damaged = load_newest(cfg.run_dir, policy)
+        return Path(which)
+    if which == "best" and (path := find_checkpoint(cfg.run_dir, "best", policy)):
+        return path
+    path, _, damaged = load_newest(cfg.run_dir, policy)
     if path is None:
         raise UserError(f"{policy_dir(cfg.run_dir, policy)} holds no checkpoint; train on, or choose "
                         "another --policy")
-    return path, damaged
+    for other in damaged:
+        print(f"checkpoint {other} is damaged, the one before plays", file=sys.stderr)
+    return path
 
 
 def best_policy(cfg: Config, which: str) -> int:
@@ -231,7 +233,7 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
         policy = best_policy(cfg, checkpoint) if policy is None else policy
     policy = check_policy(policy or 0, cfg)
     if state is None:
-        path = find_policy(cfg, checkpoint, policy)[0]
+        path = find_policy(cfg, checkpoint, policy)
         state = load_checkpoint(path)
     with contextlib.closing(make_vector_env(cfg, 1)) as made:
         made.reset([derive_seed(cfg.seed, EVALUATION, part=3)])  # now an action mask shows
@@ -241,7 +243,8 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
     model = algorithm_class(cfg.algo)(cfg).make_model(*info.kinds[kind])
     load_weights(model, state, path, cfg.algo)
     loaded = Policy.of_info(cfg, info, kind, model, choose_device(cfg.device, policy))
-    loaded.source = f"{path} ({state['env_steps']:,} env_steps)"
+    score = f", score {state['score']:.2f}" if "score" in state else ""
+    loaded.source, loaded.number = f"{path} ({state['env_steps']:,} env_steps{score})", policy
     return loaded
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from python_server import DEADLINE_SEC, ROOT, python
 
-LINKED = [*ROOT.glob("*.py"), *(ROOT / name for name in ("docs", "envs", "examples", "runtime", "tools"))]
+LINKED = [*ROOT.glob("*.py"), *(ROOT / name for name in ("algorithms", "docs", "envs", "examples", "runtime", "tools"))]
 # whoever runs the tests has done these
 NOT_RUN = ("python3 -m venv", "pip install", "-m pytest", "source .venv/bin/activate")
 
@@ -63,7 +63,7 @@ SHORTER = [
     (r" train\.py .*(IMPALA|annealed|by_appo|pettingzoo:|--encoder ).*$", rf"\g<0> {FLAGS} {SERIAL}"),
     (r" train\.py .*(by_a3c|--experiment speed).*$", rf"\g<0> {FLAGS} {SERIAL}"),  # A3C has one learner then
     (r" train\.py .*$", rf"\g<0> {FLAGS}"),
-    (r"^python evaluate\.py .*--tournament --episodes 200 ", r"\g<0>--episodes 2 "),
+    (r"^python -m tools\.tournament .*--episodes 200 ", r"\g<0>--episodes 2 "),
     (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
     (r"^python -m tools\.benchmark throughput .*$", rf"\g<0> {FLAGS} --seconds 0.3"),
     (r"^(python -m tools\.study) docs/studies/pong\.toml ", r"\1 short.toml "),

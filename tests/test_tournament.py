@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from envs.families import make_vector_env
 from envs.vector_env import Step, VectorEnv
 from runtime.checkpoint import find_checkpoint, load_checkpoint, policy_dir, save_checkpoint
 from runtime.evaluator import find_places
+from tools import tournament
 from tools.tournament import ELO_SCALE, MakePlayer, Results, describe, elo, play_all, play_games
 from trainer import APPO
 
@@ -164,7 +166,7 @@ def test_the_table_is_right() -> None:
         assert error == pytest.approx(errors[names.index(name)], abs=0.5)
 
 
-# ---- the command evaluate.py -------------------------------------------------------------------------------------
+# ---- the commands ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -179,27 +181,32 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_dir
 
 
+def run_command(env: str, train_dir: Path, *argv: str, of: ModuleType = evaluate) -> int:
+    """Call a command for one of the runs; return its exit status."""
+    return of.main(["--env", f"tiny_games:{env}", "--experiment", env, "--train_dir", str(train_dir), "--device=cpu",
+                    *argv])
+
+
 @pytest.fixture
 def command(trained: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that calls the command for one of the runs and returns what it printed."""
-    def call(env: str, *argv: str, train_dir: Path = trained) -> str:
-        assert evaluate.main(["--env", f"tiny_games:{env}", "--experiment", env, "--train_dir", str(train_dir),
-                              "--device=cpu", *argv]) == 0
+    """Return a function that calls a command for one of the runs and returns what it printed."""
+    def call(env: str, *argv: str, train_dir: Path = trained, of: ModuleType = evaluate) -> str:
+        assert run_command(env, train_dir, *argv, of=of) == 0
         return capsys.readouterr().out
     return call
 
 
-def test_tournament_of_a_population_against_checkpoints_and_random(command: Callable[..., str], trained: Path,
-                                                                   tmp_path: Path) -> None:
+def test_tournament_against_checkpoints_and_random(command: Callable[..., str], trained: Path, tmp_path: Path) -> None:
     snapshot = sorted(policy_dir(trained / "HigherWins", 1).glob("snapshot_*.pt"))[0]
     other = shutil.copy(snapshot, tmp_path / "my_copy.pt")
-    argv = ["HigherWins", "--tournament", "--episodes", "4", "--against", "random", str(snapshot), str(other)]
-    out = command(*argv)
+    argv = ["HigherWins", "--episodes", "4", "--against", "random", str(snapshot), str(other)]
+    out = command(*argv, of=tournament)
+    assert "5 entries, 4 games each two" in out
     rows = parse_table(out)
     assert rows.keys() == {"policy_00", "policy_01", "random", f"policy_01/{snapshot.stem}",
                            str(other).removesuffix(".pt")}
     assert all(len(row[0]) == 5 for row in rows.values())
-    assert command(*argv) == out, "one seed gives one result"
+    assert command(*argv, of=tournament) == out, "one seed gives one result"
 
 
 def test_a_strong_entry_wins_the_tournament(command: Callable[..., str], trained: Path, tmp_path: Path) -> None:
@@ -209,10 +216,20 @@ def test_a_strong_entry_wins_the_tournament(command: Callable[..., str], trained
     state = load_checkpoint(strong)
     state["model"]["policy_head.bias"][2] = 30.0
     save_checkpoint(state, strong)
-    out = command("HigherWins", "--tournament", "--episodes", "60", "--against", "random", train_dir=tmp_path)
+    out = command("HigherWins", "--episodes", "60", "--against", "random", train_dir=tmp_path, of=tournament)
     rows = parse_table(out)
     assert next(iter(rows)) == "policy_01"
     assert min(share for share in rows["policy_01"][0] if share is not None) > 0.8
+
+
+@pytest.mark.parametrize(("env", "refusal"), [
+    ("HunterAndPrey", "needs an environment of several agents with the same spaces"), ("AlwaysEven", "two entries")])
+def test_a_tournament_without_opponents_is_refused_in_one_line(trained: Path, capsys: pytest.CaptureFixture[str],
+                                                               env: str, refusal: str) -> None:
+    assert run_command(env, trained, of=tournament) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tournament.py: ")
+    assert refusal in line
 
 
 @pytest.mark.parametrize("policy", [0, 1])

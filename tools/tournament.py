@@ -1,17 +1,30 @@
 """Policies that play each other: a matrix of results, and Elo ratings with confidence.
 
-An entry is a policy, an earlier version of one, or "random". In a game two entries share the agents of an environment:
-one plays the first, third, ... agent, the other the second, fourth, ...; in every other environment they change seats.
-Whose agents have the higher mean return has won. Used by `evaluate.py`.
+    python -m tools.tournament --env pettingzoo:classic.connect_four_v3 --episodes 200 --against random SNAPSHOT.pt ...
+
+An entry is a policy of the run, a checkpoint such as an earlier version of one, or "random". In a game two entries
+share the agents of an environment: one plays the first, third, ... agent, the other the second, fourth, ...; in every
+other environment they change seats. Whose agents have the higher mean return has won.
 """
 
+import contextlib
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from envs.families import make_vector_env
 from envs.vector_env import VectorEnv
-from runtime.evaluator import Player, RandomPlayer, play
+from evaluate import arguments_of_a_run, full_path, load_policy
+from runtime.evaluator import MAX_ENVS, Player, RandomPlayer, play
+from runtime.generators import seed_all
+from runtime.guard import take_programs_along
+from runtime.policy import load
+from runtime.seeding import EVALUATION, derive_seed
+from runtime.user_error import UserError, exit_status
 
 ELO_SCALE = 400 / np.log(10)  # points per unit of log odds
 VIRTUAL_DRAWS = 0.5  # added between each two entries, so that one that never loses has a finite rating
@@ -91,3 +104,39 @@ def describe(names: Sequence[str], results: Results) -> str:
         lines.append(f"{numbers[i]:>3}  {names[i]:<{width}}" + " ".join(shares)
                      + f"  {ratings[i]:6.0f} +- {errors[i]:.0f}")
     return "\n".join(lines)
+
+
+@exit_status
+def main(argv: list[str]) -> None:
+    """Let all policies of a run, and the entries of `--against`, play each other; print the results."""
+    parser = arguments_of_a_run((__doc__ or "").partition("\n")[0])
+    parser.add_argument("--checkpoint", default="latest", help="of each policy of the run: best, else latest [latest]")
+    parser.add_argument("--against", type=full_path, nargs="+", default=[], metavar="FILE",
+                        help="other entries: checkpoints, or random")
+    args = parser.parse(argv)
+    torch.set_num_threads(1)  # several would wait for each other in each small operator
+    seed_all(derive_seed(args.seed, EVALUATION, part=1))
+    policies = [load_policy(args, 0, args.checkpoint)]
+    cfg, files = policies[0].cfg, [name for name in args.against if name != "random"]
+    policies += [load_policy(args, number, args.checkpoint) for number in range(1, cfg.num_policies)]
+    policies += [load(file, env=args.env or None, device=args.device, trust_run=args.trust_run) for file in files]
+    names = [f"policy_{number:02}" for number in range(cfg.num_policies)]
+    names += [file.removeprefix(f"{cfg.run_dir}/checkpoints/").removesuffix(".pt") for file in files]
+    print("\n".join(f"playing {policy.source}" for policy in policies))
+    entries = [partial(Player, each.algorithm, each.model, deterministic=args.deterministic) for each in policies]
+    if "random" in args.against:
+        names.append("random")
+        entries.append(RandomPlayer)
+    if len(entries) < 2:
+        raise UserError("a tournament needs two entries; add --against random, or checkpoints such as "
+                        f"{cfg.run_dir}/checkpoints/policy_00/snapshot_*.pt")
+    with contextlib.closing(make_vector_env(cfg, min(args.episodes, MAX_ENVS))) as env:
+        if len(env.agents) < 2 or len(env.kinds) > 1:
+            raise UserError(f"a tournament needs an environment of several agents with the same spaces, not {cfg.env}")
+        print(f"{len(entries)} entries, {args.episodes} games each two")
+        print(describe(names, play_all(env, entries, args.episodes, args.seed)))
+
+
+if __name__ == "__main__":
+    take_programs_along()
+    sys.exit(main(sys.argv[1:]))

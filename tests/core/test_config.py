@@ -86,7 +86,7 @@ def test_nonsense_is_refused_naming_flag_and_value(flag: str, text: str) -> None
 def test_unknown_flag_names_the_nearest(argv: list[str], meant: str) -> None:
     assert f"did you mean {meant}?" in refusal(parse, *argv)
     assert "did you mean num_workers?" in refusal(make_config, {"num_worker": 2})
-    assert "--tournment" in refusal(make_arguments().parse, ["--tournment"])
+    assert "--rendr" in refusal(make_arguments().parse, ["--rendr"])
 
 
 @pytest.mark.parametrize(("name", "choice"), CHOICES)

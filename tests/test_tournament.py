@@ -222,14 +222,11 @@ def test_a_strong_entry_wins_the_tournament(command: Callable[..., str], trained
     assert min(share for share in rows["policy_01"][0] if share is not None) > 0.8
 
 
-@pytest.mark.parametrize(("env", "refusal"), [
-    ("HunterAndPrey", "needs an environment of several agents with the same spaces"), ("AlwaysEven", "two entries")])
-def test_a_tournament_without_opponents_is_refused_in_one_line(trained: Path, capsys: pytest.CaptureFixture[str],
-                                                               env: str, refusal: str) -> None:
-    assert run_command(env, trained, of=tournament) == 2
+def test_a_tournament_without_opponents_is_refused_in_one_line(trained: Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("Payday", trained, of=tournament) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tournament.py: ")
-    assert refusal in line
+    assert line.startswith("tournament.py: a tournament needs an environment of several agents")
 
 
 @pytest.mark.parametrize("policy", [0, 1])

@@ -115,10 +115,14 @@ class AsyncPPO(Algorithm):
         return {"targets": targets, "advantages": advantages}
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
-        cfg, policy, values, returns = self.cfg, model.distribution(outputs[0][:-1]), outputs[1][:-1], model.returns
+        cfg = self.cfg
+        policy = model.distribution(outputs[0][:-1])
+        values = outputs[1][:-1]
+        returns = model.returns
         # invalid rows may hold nan, and 0 x nan would be nan in the gradient: there the ratio is 1, all else 0
         ratios = held_ratios(mean.masked(policy.log_prob(data["actions"]) - data["log_probs"]))  # pi/mu, [T, B]
-        advantages, targets = mean.masked(data["advantages"]), mean.masked(data["targets"])
+        advantages = mean.masked(data["advantages"])
+        targets = mean.masked(data["targets"])
         moments = moments_of(mean, advantages, targets, returns.denormalize(values.detach()))
         advantages = normalize_advantages(advantages, moments)
         targets = returns.normalize_targets(targets)

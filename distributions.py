@@ -122,7 +122,8 @@ class DiagonalGaussian:
         return self.log_std.sum(-1) + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi * math.e)
 
     def kl(self, other: "DiagonalGaussian") -> Tensor:
-        scaled, ratio = (self.mean - other.mean) / other.std, self.std / other.std
+        scaled = (self.mean - other.mean) / other.std
+        ratio = self.std / other.std
         squares = torch.addcmul(scaled.square(), ratio, ratio)
         return torch.add(other.log_std - self.log_std, squares, alpha=0.5).sum(-1) - 0.5 * self.mean.shape[-1]
 

@@ -55,7 +55,8 @@ class Feed:
         self.inbox = buffers.policies[policy].trajectories_done
         self.first_slot = buffers.policies[policy].first_slot
         self.specs = buffers.specs[buffers.policies[policy].kind]
-        self.trajectories, self.slot_place = buffers.trajectories_of(policy), buffers.slot_place.numpy()
+        self.trajectories = buffers.trajectories_of(policy)
+        self.slot_place = buffers.slot_place.numpy()
         self.next_batch: queue.Queue = queue.Queue()  # from training to the batcher
         self.datasets: queue.Queue = queue.Queue()  # from the batcher to training; also an exception
         self.deliver = deliver or self.datasets.put
@@ -168,7 +169,9 @@ class Fifo(Feed):
         # the batcher fills one; the other is trained on, or waits in `spare` for `allow_next`
         self.filling, self.spare = (Batch(self.specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
         # in turns: the slots that are copied, but not free yet, and how many datasets wait or are trained on
-        self.held, self.num_training, self.lock = [], 0, threading.Lock()
+        self.held = []
+        self.num_training = 0
+        self.lock = threading.Lock()
 
     @property
     def num_wanted(self) -> int:
@@ -178,7 +181,8 @@ class Fifo(Feed):
         """Copy trajectories into the batch that is being filled; hand it over whenever it is complete, and wait."""
         assert kind == SLOTS, kind
         while slots and not self.buffers.stopping:
-            fitting, slots = slots[: self.filling.num_free], slots[self.filling.num_free:]
+            fitting = slots[: self.filling.num_free]
+            slots = slots[self.filling.num_free:]
             self.copy(fitting)
             is_full = not self.filling.num_free
             if self.cfg.async_rl:

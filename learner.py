@@ -66,8 +66,11 @@ class Learner:
                 saved = load_newest(cfg.run_dir, policy)[1]
         elif resume_from is not None:
             saved = load_checkpoint(resume_from)
-        self.commands, self.weights = buffers.policies[policy].commands[learner], buffers.policies[policy].weights
-        self.number, self.is_first, self.finishing = learner, learner == 0, 0
+        self.commands = buffers.policies[policy].commands[learner]
+        self.weights = buffers.policies[policy].weights
+        self.number = learner
+        self.is_first = learner == 0
+        self.finishing = 0
         obs_space, action_space = buffers.spaces_of(policy)
         self.obs_names = [f"obs/{name}" for name in obs_space]
         self.steps_per_pass = steps_per_pass(obs_space)
@@ -281,7 +284,8 @@ class Learner:
 
     def parts(self, sequences: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """Split sequences [N, L, ...] into parts of about equally many steps."""
-        num_sequences, total = len(sequences["new_episode"]), sequences["new_episode"].numel()
+        num_sequences = len(sequences["new_episode"])
+        total = sequences["new_episode"].numel()
         num_parts = 1
         if self.device.type == "cpu":
             num_parts = self.num_threads * math.ceil(total / (self.num_threads * self.steps_per_pass))

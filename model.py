@@ -172,7 +172,8 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], cfg: Config, num_images: int = 1) -> None:
         super().__init__()
-        nonlinearity, architecture = NONLINEARITIES[cfg.nonlinearity], cfg.encoder_conv_architecture
+        nonlinearity = NONLINEARITIES[cfg.nonlinearity]
+        architecture = cfg.encoder_conv_architecture
         self.channels_last = is_channels_last(shape)
         channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
         layers = (fitting_layers(height, width, num_images) if architecture == "auto" else

@@ -122,7 +122,8 @@ class RunningNormalizer(FixedNormalizer):
         On a GPU nothing here waits: what depends on a count is computed either way.
         """
         for moments in reducer.gather(self.moments(obs)):
-            (mean, var), count = moments[:-1].view(2, *self.mean.shape), moments[-1]
+            (mean, var) = moments[:-1].view(2, *self.mean.shape)
+            count = moments[-1]
             self.count += count
             weight = count / self.count.clamp(min=1)
             shift = mean - self.mean

@@ -29,7 +29,8 @@ class PolicyWorker:
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, device: torch.device) -> None:
         self.cfg, self.buffers, self.policy, self.device = cfg, buffers, policy, device
-        self.requests, self.weights = buffers.policies[policy].requests, buffers.policies[policy].weights
+        self.requests = buffers.policies[policy].requests
+        self.weights = buffers.policies[policy].weights
         self.first_slot = buffers.policies[policy].first_slot
         self.algorithm = algorithm_class(cfg.algo)(cfg)
         self.obs_space, self.action_space = buffers.spaces_of(policy)
@@ -105,7 +106,8 @@ class PolicyWorker:
     def act(self, snapshot: int, agents: tuple[np.ndarray, np.ndarray]) -> None:
         """Compute the actions of agents, given as (splits [B], their numbers in them [B])."""
         model, version = self.fetch(snapshot)
-        slots, t = self.agent_slot[agents] - self.first_slot, self.agent_t[agents]
+        slots = self.agent_slot[agents] - self.first_slot
+        t = self.agent_t[agents]
         with_last = torch.from_numpy(slots * (self.cfg.rollout + 1) + t)  # row in a tensor of T+1 rows a slot
         row = torch.from_numpy(slots * self.cfg.rollout + t)
         if self.has_memory and snapshot == CURRENT:

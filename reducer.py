@@ -86,7 +86,8 @@ class Reducer:
         scale = (norm / max_norm).clamp(min=1.0)
         diverges = (norm * 0).nan_to_num(nan=1.0)  # 1 for inf and nan, else 0
         if getattr(optimizer, "_step_supports_amp_scaling", False):  # as for `torch.amp.GradScaler`
-            optimizer.grad_scale, optimizer.found_inf = scale.float(), diverges.float()
+            optimizer.grad_scale = scale.float()
+            optimizer.found_inf = diverges.float()
         else:
             flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(scale).masked_fill_(diverges > 0, 0.0)
             for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
@@ -154,7 +155,8 @@ class SharedTraining:
         optimizer.step()  # an optimizer makes its state in its first step
         self.names = list(optimizer.state[parameters[0]])  # of each parameter's state
         state = [torch.zeros_like(tensor) for tensor in state_tensors(optimizer)]
-        self.num_weights, self.shapes = len(weights), [tensor.shape for tensor in (*weights, *state)]
+        self.num_weights = len(weights)
+        self.shapes = [tensor.shape for tensor in (*weights, *state)]
         self.flat = torch.cat([tensor.flatten() for tensor in (*weights, *state)])
         if self.flat.device.type == "cpu":
             self.flat.share_memory_()

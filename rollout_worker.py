@@ -61,7 +61,9 @@ class Split:
         self.slots = buffers.agent_slot[index].numpy()
         self.t = buffers.agent_t[index].numpy()
         M = len(self.slots)
-        self.slots[:], self.t[:], self.snapshot[:] = NO_SLOT, 0, CURRENT
+        self.slots[:] = NO_SLOT
+        self.t[:] = 0
+        self.snapshot[:] = CURRENT
         self.policy = np.zeros(M, np.int64)  # whom each agent plays in this episode
         self.open = np.zeros(M, bool)  # row t is under way
         self.final = np.zeros(M, bool)  # row t is the one after the episode's last observation
@@ -135,7 +137,9 @@ class RolloutWorker:
         self.inbox = buffers.worker_inboxes[worker]
         # of each kind of agents: [S, T(+1), ...] views
         self.rows = [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in buffers.storage]
-        self.number, self.goal, self.env_steps_of_all = worker, buffers.goal.numpy(), buffers.env_steps.numpy()
+        self.number = worker
+        self.goal = buffers.goal.numpy()
+        self.env_steps_of_all = buffers.env_steps.numpy()
         self.env_steps = self.env_steps_of_all[worker : worker + 1]
         self.policy_steps = buffers.policy_steps[worker].numpy()
         start = buffers.start + int(buffers.replacements[worker]) * NEW_SEEDS
@@ -283,7 +287,9 @@ class RolloutWorker:
 
     def leave_slot(self, split: Split, m: int) -> None:
         """Take an agent's slot away at the beginning of an episode, so that another agent can go on filling it."""
-        slot, t, policy = int(split.slots[m]), int(split.t[m]), split.policy[m]
+        slot = int(split.slots[m])
+        t = int(split.t[m])
+        policy = split.policy[m]
         split.slots[m], split.t[m] = NO_SLOT, 0
         if slot == NO_SLOT:
             return

@@ -60,7 +60,8 @@ class SlotPool:
     def suffices(self, rigid: np.ndarray, flexible: np.ndarray) -> bool:
         """Tell whether there are slots for agents of these policies: empty ones for `rigid`, any for `flexible`."""
         for policy, (free, unfinished) in enumerate(zip(self.free, self.unfinished, strict=True)):
-            num_rigid, num_flexible = np.count_nonzero(rigid == policy), np.count_nonzero(flexible == policy)
+            num_rigid = np.count_nonzero(rigid == policy)
+            num_flexible = np.count_nonzero(flexible == policy)
             if num_rigid > len(free) or num_rigid + num_flexible > len(free) + len(unfinished):
                 return False
         return True

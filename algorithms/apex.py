@@ -105,7 +105,8 @@ class ApeX(ReplayAlgorithm):
 
     def describe(self, trajectory: Data) -> Data:
         """Compute first priorities where the best Q-value of x' is known: not after the last row (nan there)."""
-        gaps, best = trajectory["q_taken"] - trajectory["q_best"], trajectory["q_best"]
+        gaps = trajectory["q_taken"] - trajectory["q_best"]
+        best = trajectory["q_best"]
         steps, length = trajectory["steps"], len(best)
         position = torch.arange(length) + steps
         follows = torch.where(position < length, best[position.clamp(max=length - 1)], torch.nan)

@@ -75,7 +75,10 @@ class PolicyGradient(Algorithm):
                                    capturable=is_on_gpu)
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
-        cfg, policy, values, returns = self.cfg, model.distribution(outputs[0][:-1]), outputs[1][:-1], model.returns
+        cfg = self.cfg
+        policy = model.distribution(outputs[0][:-1])
+        values = outputs[1][:-1]
+        returns = model.returns
         advantages, targets = mean.masked(data["advantages"]), mean.masked(data["targets"])  # without nan
         moments = moments_of(mean, advantages, targets, returns.denormalize(values.detach()))
         if returns.running:

@@ -103,7 +103,8 @@ class ActorAndQ(ActorCritic):
         nn.init.zeros_(self.policy_head.bias)
         expanded = {name: expanded_space(space) for name, space in self.leaves.items()}
         self.q = nn.ModuleList(QNetwork(cfg, expanded, num_actions) for _ in range(2))
-        self.target_policy, self.target_q = frozen_copy(self.policy), frozen_copy(self.q)
+        self.target_policy = frozen_copy(self.policy)
+        self.target_q = frozen_copy(self.q)
         self.register_buffer("exploration", torch.tensor([NOISE_MIN, cfg.noise_max]))  # deviations, for who acts
 
     @property

@@ -38,7 +38,8 @@ def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float,
     """
     length = len(rewards)
     returns, discounts = torch.zeros_like(rewards), torch.ones_like(rewards)
-    steps, goes_on = torch.zeros_like(rewards, dtype=torch.int64), torch.ones_like(terminated)
+    steps = torch.zeros_like(rewards, dtype=torch.int64)
+    goes_on = torch.ones_like(terminated)
     for k in range(min(n, length)):
         rows = goes_on[: length - k]  # views: what begins so early that step t + k is in the trajectory
         returns[: length - k] += torch.where(rows, discounts[: length - k] * rewards[k:], 0.0)
@@ -160,10 +161,13 @@ class Replay:
             stacked: the columns that are stacks of frames, oldest first.
             alpha: the exponent of priorities; 0 draws all alike.
         """
-        self.rollout, self.alpha, self.num_slots = rollout, alpha, size // rollout
+        self.rollout = rollout
+        self.alpha = alpha
+        self.num_slots = size // rollout
         self.arrays = {name: torch.zeros(spec.shape, dtype=spec.dtype)
                        for name, spec in layout(specs, rollout, size, stacked).items()}
-        self.tree, self.numbers = SumTree(self.arrays["tree"].numpy()), self.arrays["numbers"].numpy()
+        self.tree = SumTree(self.arrays["tree"].numpy())
+        self.numbers = self.arrays["numbers"].numpy()
         self.numbers.fill(EMPTY)
         self.columns = {name: self.arrays[name] for name in specs if name not in stacked}
         self.frames = {name: Frames(self.arrays[f"frames/{name}"], self.arrays[name], specs[name].shape[-1])

@@ -65,7 +65,8 @@ class ReplayFeed(Feed):
         """Allocate the replay of one learner, and two datasets; algorithm: a `q_learning.ReplayAlgorithm`."""
         cfg = algorithm.cfg
         super().__init__(cfg, buffers, policy, deliver)
-        self.algorithm, self.weights = algorithm, buffers.policies[policy].weights
+        self.algorithm = algorithm
+        self.weights = buffers.policies[policy].weights
         specs = self.row_specs = algorithm.row_specs(self.specs)
         self.replay = Replay(specs, cfg.rollout, cfg.replay_size, stacked_names(cfg, specs), alpha=cfg.replay_alpha,
                              seed=derive_seed(cfg.seed, REPLAY, buffers.start, policy, learner))

@@ -220,7 +220,8 @@ def is_bounded(space: spaces.Box) -> np.ndarray:
 
 def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
     bounded = is_bounded(space)
-    low, high = np.where(bounded, space.low, -1.0), np.where(bounded, space.high, 1.0)
+    low = np.where(bounded, space.low, -1.0)
+    high = np.where(bounded, space.high, 1.0)
     scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
     scaled = np.clip(np.where(bounded, scaled, actions), space.low, space.high)  # also against rounding
     return (np.rint(scaled) if np.issubdtype(space.dtype, np.integer) else scaled).astype(space.dtype)

@@ -86,7 +86,9 @@ class ParallelVectorEnv(VectorEnv):
 
     def __init__(self, envs: list[Any], name: str, *, squash_actions: bool = False,
                  objective: str = TRUE_OBJECTIVE) -> None:
-        self.name, self.num_envs, self._objective = name, len(envs), objective
+        self.name = name
+        self.num_envs = len(envs)
+        self._objective = objective
         self._envs, first = envs, envs[0]
         self._number = {agent: i for i, agent in enumerate(first.possible_agents)}
         self.agents = [str(agent) for agent in self._number]
@@ -129,7 +131,8 @@ class ParallelVectorEnv(VectorEnv):
             if was_reset[i]:
                 results.append(self._reset(i))
                 continue
-            first, present = i * len(self.agents), getattr(env, "agents", self._live[i])
+            first = i * len(self.agents)
+            present = getattr(env, "agents", self._live[i])
             own = {agent: chosen[first + self._number[agent]] for agent in self._live[i] if agent in present}
             with self._naming("step", i):
                 results.append(env.step(own))

@@ -50,7 +50,8 @@ def start_server() -> ForkServerContext:
     with STARTING:
         remove_at_end(folder)  # where the server listens
         resource_tracker.ensure_running()  # first, since it unblocks these signals at its end
-        before, here = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), os.open(".", os.O_RDONLY)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        here = os.open(".", os.O_RDONLY)
         of_program = dict(os.environ)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of one process must not spin on others' cores
         os.environ[RUN] = str(os.getpid())  # of all that comes from the server

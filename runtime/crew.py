@@ -295,7 +295,8 @@ def kill_all_of(supervisor: int, processes: list[Any]) -> None:
 
 def kill_all(processes: list[Any]) -> None:
     """End every process that was started, whatever its state, with all that it has started; wait for its end."""
-    started, descriptors = [process for process in processes if process.pid is not None], []
+    started = [process for process in processes if process.pid is not None]
+    descriptors = []
     for process in started:
         with contextlib.suppress(OSError, AttributeError):  # it has ended; older kernels, strict containers; macOS
             descriptors.append(os.pidfd_open(process.pid))

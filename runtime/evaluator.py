@@ -101,7 +101,9 @@ def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes:
     step = env.reset(evaluation_seeds(seed, env.num_envs))
     on_step(env)
     shape = (env.num_envs, len(env.agents))
-    returns, lengths, alive = np.zeros(shape), np.zeros(shape, np.int64), np.ones(shape, bool)
+    returns = np.zeros(shape)
+    lengths = np.zeros(shape, np.int64)
+    alive = np.ones(shape, bool)
     objectives = np.full(shape, np.nan)
     fresh = np.ones(shape, bool)  # not acted yet in this episode
     left = num_episodes // env.num_envs + (np.arange(env.num_envs) < num_episodes % env.num_envs)
@@ -124,7 +126,9 @@ def play(env: VectorEnv, players: Sequence[Player | RandomPlayer], num_episodes:
             if left[i]:
                 left[i] -= 1
                 yield Episode(int(i), returns[i].copy(), lengths[i].copy(), objectives[i].copy())
-        returns[step.was_reset], lengths[step.was_reset], objectives[step.was_reset] = 0.0, 0, np.nan
+        returns[step.was_reset] = 0.0
+        lengths[step.was_reset] = 0
+        objectives[step.was_reset] = np.nan
         alive[step.was_reset] = fresh[step.was_reset] = True
 
 
@@ -216,7 +220,8 @@ class Evaluator:
                   env_steps: int) -> bool:
         """Save weights as the best ones if they are; of equal ones those that have learned longer. Tell whether."""
         buffers = self.buffers
-        best, best_sort = float(buffers.best_score[policy]), int(buffers.best_sort[policy])
+        best = float(buffers.best_score[policy])
+        best_sort = int(buffers.best_sort[policy])
         if not (checkpoint.is_better(score, sort, best, best_sort) or (score, sort) == (best, best_sort)):
             return False
         state = {"algo": str(self.cfg.algo), "config": self.cfg.as_dict(), "model": weights, "sgd_steps": version,

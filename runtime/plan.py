@@ -91,7 +91,8 @@ class Probe:
 def probe_in_child(cfg: Config) -> EnvInfo:
     """Return what a `Probe` reports. Raises `UserError` as that does, `ComponentError` when it fails, dies or hangs."""
     reports: list[tuple] = []
-    seconds, crew = cfg.stall_timeout_sec + START_SEC, Processes(start_server())
+    seconds = cfg.stall_timeout_sec + START_SEC
+    crew = Processes(start_server())
     component = Component(f"probe of {cfg.env}", Probe, (cfg,), "probe", 0, None, torch.zeros(3, dtype=torch.int64))
     deadline = time.monotonic() + seconds
     try:

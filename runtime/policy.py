@@ -39,7 +39,10 @@ class Policy:
 
     def __init__(self, cfg: Config, kind: AgentKind, model: nn.Module, device: torch.device) -> None:
         """Act with a copy of a model's weights."""
-        self.cfg, self.kind, self.device, self.version = cfg, kind, device, -1
+        self.cfg = cfg
+        self.kind = kind
+        self.device = device
+        self.version = -1
         self.source, self.number = "", 0  # where the weights come from, and which of a population these are
         self.algorithm = algorithm_class(cfg.algo)(cfg)
         self.numbers = OwnNumbers(derive_seed(cfg.seed, EVALUATION, part=2), device)
@@ -244,7 +247,8 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int | None = None,
     load_weights(model, state, path, cfg.algo)
     loaded = Policy.of_info(cfg, info, kind, model, choose_device(cfg.device, policy))
     score = f", score {state['score']:.2f}" if "score" in state else ""
-    loaded.source, loaded.number = f"{path} ({state['env_steps']:,} env_steps{score})", policy
+    loaded.source = f"{path} ({state['env_steps']:,} env_steps{score})"
+    loaded.number = policy
     return loaded
 
 

@@ -53,7 +53,9 @@ class PolicyRecords:
                 self.reached = float(earlier["reached_return"][policy])
         self.last_best = self.last_best_line = -math.inf  # when the best was saved; when a line said so
         self.best_every_sec, self.is_saving_best = MIN_BEST_SEC, False
-        self.lag_sum, self.lag_max, self.num_datasets = 0.0, 0, 0
+        self.lag_sum = 0.0
+        self.lag_max = 0
+        self.num_datasets = 0
         self.score_before = (-math.inf, 0)  # of the best checkpoint, and its sort, while another one is saved
 
     @property

@@ -89,7 +89,8 @@ class Population:
                                   absolute_gap=cfg.pbt_replace_reward_gap_absolute)
             source = policy if decision.donor is None else decision.donor
             before = self.numbers(policy)
-            self.settings[policy], self.shaping[policy] = self.settings[source], self.shaping[source]
+            self.settings[policy] = self.settings[source]
+            self.shaping[policy] = self.shaping[source]
             if decision.mutate:
                 self._mutate(policy, source)
             changes = [f"{name} {_show(before[name])} -> {_show(value)}"
@@ -109,7 +110,9 @@ class Population:
         """Let the policy that waits for this donor copy it."""
         if self.copying is None or self.copying[1] != donor:  # it was asked twice
             return
-        policy, self.copying, self.asks_again_at = self.copying[0], None, math.inf
+        policy = self.copying[0]
+        self.copying = None
+        self.asks_again_at = math.inf
         self.told_to_copy[policy] = donor, int(self.buffers.first_version[policy])
         self._publish(policy)
         self._send(policy, (COPY, donor))
@@ -119,7 +122,8 @@ class Population:
         """Tell the new learner of a policy again what it may not have heard of."""
         if policy in self.told_to_copy:
             donor, before = self.told_to_copy[policy]
-            first_version, weights = self.buffers.first_version, self.buffers.policies[policy].weights
+            first_version = self.buffers.first_version
+            weights = self.buffers.policies[policy].weights
             if first_version[policy] > weights.version:  # it died before the copy was published
                 first_version[policy] = before
             if first_version[policy] == before:

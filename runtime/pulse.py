@@ -102,7 +102,9 @@ class Watch:
         now = time.monotonic()
         awake = min(now - self.last_look, LONGEST_NAP_SEC)
         self.now, self.last_look = self.now + awake, now
-        rows, work, hung = table[: len(self.spans)].tolist(), 0, []
+        rows = table[: len(self.spans)].tolist()
+        work = 0
+        hung = []
         for index, row in enumerate(rows):
             count, doing, waits = row
             work += count - waits
@@ -111,7 +113,8 @@ class Watch:
                 self.seen[index] = count, self.now
                 continue
             path, name = ("", "") if count == 0 or doing == BETWEEN else self.spans[index][doing]
-            allowed, setting = self.timeout_sec + (self.start_sec if count == 0 else 0), "stall_timeout_sec"
+            allowed = self.timeout_sec + (self.start_sec if count == 0 else 0)
+            setting = "stall_timeout_sec"
             if path == SAVES:
                 allowed *= PATIENCE_WITH_SAVES
             if count == 0 or path == SAVES:  # the others may have to wait for that

@@ -168,7 +168,9 @@ class Recovery:
 
     def _wait_for_writers(self) -> None:
         """Wait until no policy worker is still writing what the worker that is gone had asked for; end who is late."""
-        deadline, pulses, late = time.monotonic() + PATIENCE_SEC, self.buffers.pulses, []
+        deadline = time.monotonic() + PATIENCE_SEC
+        pulses = self.buffers.pulses
+        late = []
         # who has not begun will look into the tables later
         writers = {index: int(pulses[index, WAITS]) for index, component in enumerate(self.components)
                    if component.role == "policy_worker" and pulses[index, COUNT] > 0
@@ -189,7 +191,8 @@ class Recovery:
 
         Nobody else reads its requests now.
         """
-        buffers, requests = self.buffers, self.buffers.policies[policy].requests
+        buffers = self.buffers
+        requests = self.buffers.policies[policy].requests
         awaiting = (buffers.awaited_policy == policy).any(1).nonzero()[:, 0].tolist()
         answered = [split for split in awaiting if buffers.answered[policy, split] == buffers.asked[split]]
         pending = [split for split in awaiting if split not in answered]

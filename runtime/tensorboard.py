@@ -38,7 +38,9 @@ class TensorBoard:
 
     def __init__(self, folder: Path, purge_step: int, tell: Callable[[str], None]) -> None:
         """purge_step: the curves of earlier files in the folder are hidden from this step on."""
-        self.folder, self.purge_step, self.tell = str(folder), purge_step, tell
+        self.folder = str(folder)
+        self.purge_step = purge_step
+        self.tell = tell
         self.writer: SummaryWriter | None = None
         self.has_failed = False
 

@@ -84,7 +84,8 @@ class TrainingState:
 
         Settings stay those of the configuration, since the command line may have changed them.
         """
-        self.sgd_steps, self.decisions_trained = state["sgd_steps"], state.get("env_steps_trained", 0)
+        self.sgd_steps = state["sgd_steps"]
+        self.decisions_trained = state.get("env_steps_trained", 0)
         if "optimizer" in state:  # the best one from an evaluator has none
             self.load_optimizer(state["optimizer"])
         if self.cfg.lr_schedule != "constant" and state.get("initial_learning_rate") == self.cfg.learning_rate:
@@ -308,7 +309,8 @@ def read_together(tensors: list[Tensor]) -> list[Tensor]:
 
 def check_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Raise `UserError` when a checkpoint is of a run with another optimizer."""
-    own, saved = type(optimizer).__name__, state["optimizer"].get("class", "Adam")
+    own = type(optimizer).__name__
+    saved = state["optimizer"].get("class", "Adam")
     if own != saved:
         raise UserError(f"the run was trained with the optimizer {saved}, not {own}; resume it with {saved}")
 

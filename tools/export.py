@@ -64,7 +64,9 @@ class Exported(nn.Module):
     def __init__(self, algorithm: Algorithm, model: nn.Module, kind: AgentKind) -> None:
         """Export what agents of a kind do. A text is read as the bits of its words, since tensors hold no text."""
         super().__init__()
-        self.algorithm, self.model, self.obs_space = algorithm, model, kind.obs_space
+        self.algorithm = algorithm
+        self.model = model
+        self.obs_space = kind.obs_space
         parts = {path or "obs": part for path, part in plain_parts(kind.space).items() if not is_text(part)}
         self.texts = kind.obs_space.keys() - parts.keys() - {ACTION_MASK}  # that may be in the infos
         self.raw = {name: parts.get(name, leaf) for name, leaf in kind.obs_space.items()}

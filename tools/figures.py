@@ -20,7 +20,8 @@ SETTINGS = {"axes.grid": True, "axes.spines.right": False, "axes.spines.top": Fa
 def drawing(output: Path, height: float) -> Iterator[Any]:
     """Yield a figure of this height (inches), then save it. Raises `UserError` where matplotlib is missing."""
     try:
-        matplotlib, figures = importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
+        matplotlib = importlib.import_module("matplotlib")
+        figures = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise UserError(f"{output.name} is drawn with matplotlib: pip install matplotlib") from error
     with matplotlib.rc_context(SETTINGS):

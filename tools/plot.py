@@ -47,7 +47,8 @@ def mean_curve(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np
     Returns the places, the mean, and the ends of its 95 % interval (bootstrap over the curves, percentiles), [POINTS]
     each.
     """
-    begin, end = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
+    begin = max(curve[0, 0] for curve in curves)
+    end = min(curve[-1, 0] for curve in curves)
     places = np.linspace(begin, max(begin, end), POINTS)
     values = np.array([np.interp(places, *curve.T) for curve in curves])
     drawn = np.random.default_rng(0).integers(len(curves), size=(RESAMPLES, len(curves)))
@@ -111,7 +112,8 @@ def draw_population(run_dir: Path, output: Path) -> None:
         for panel, name in zip(panels, names, strict=True):
             for policy in sorted({event["policy"] for event in events}):
                 own = [event for event in events if event["policy"] == policy and event[name] is not None]
-                steps, values = [event["policy_steps"] for event in own], [float(event[name]) for event in own]
+                steps = [event["policy_steps"] for event in own]
+                values = [float(event[name]) for event in own]
                 copies = ["none" if event["donor"] is None else COLORS[event["donor"] % len(COLORS)] for event in own]
                 panel.plot(steps, values, marker=".", label=f"policy {policy}", color=COLORS[policy % len(COLORS)],
                            drawstyle="default" if name == "objective" else "steps-post")

@@ -62,11 +62,15 @@ def run(study: Study, flags: str, seed: int, run_dir: Path) -> dict[str, Any]:
     shutil.rmtree(run_dir, ignore_errors=True)  # of a study that was interrupted
     command = [sys.executable, str(ROOT / "train.py"), *shlex.split(flags), "--train_dir", str(run_dir.parent),
                "--experiment", run_dir.name, "--seed", str(seed), "--report_interval_sec", "1"]
-    log, begun, minutes, row = Path(f"{run_dir}.txt"), time.monotonic(), 0.0, {}
+    log = Path(f"{run_dir}.txt")
+    begun = time.monotonic()
+    minutes = 0.0
+    row = {}
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
         while process.poll() is None and minutes < study.max_minutes and not study.is_reached(row):
             time.sleep(0.2)
-            minutes, row = (time.monotonic() - begun) / 60, last_row(run_dir / "metrics.jsonl")
+            minutes = (time.monotonic() - begun) / 60
+            row = last_row(run_dir / "metrics.jsonl")
         process.terminate()
     if process.returncode or not row:
         raise UserError(f"a run failed, see {log}")
@@ -113,12 +117,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("study", type=Path, metavar="STUDY.toml", help="the settings to compare")
     parser.add_argument("folder", type=Path, help="where the runs, the table and the picture lie")
     args = parser.parse_args(argv)
-    study, table = Study(**tomllib.loads(args.study.read_text())), args.folder / "table.md"
+    study = Study(**tomllib.loads(args.study.read_text()))
+    table = args.folder / "table.md"
     path, run_dirs = args.folder / "results.jsonl", []
     args.folder.mkdir(parents=True, exist_ok=True)
     for seed in study.seeds:
         for setting, own_flags in study.settings.items():
-            flags, run_dir = f"{study.flags} {own_flags}", args.folder / f"{setting}_seed_{seed}"
+            flags = f"{study.flags} {own_flags}"
+            run_dir = args.folder / f"{setting}_seed_{seed}"
             if not any((result["flags"], result["seed"]) == (flags, seed) for result in read_lines(path)):
                 result = run(study, flags, seed, run_dir)
                 with path.open("a") as file:

@@ -117,7 +117,8 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(1)  # several would wait for each other in each small operator
     seed_all(derive_seed(args.seed, EVALUATION, part=1))
     policies = [load_policy(args, 0, args.checkpoint)]
-    cfg, files = policies[0].cfg, [name for name in args.against if name != "random"]
+    cfg = policies[0].cfg
+    files = [name for name in args.against if name != "random"]
     policies += [load_policy(args, number, args.checkpoint) for number in range(1, cfg.num_policies)]
     policies += [load(file, env=args.env or None, device=args.device, trust_run=args.trust_run) for file in files]
     names = [f"policy_{number:02}" for number in range(cfg.num_policies)]

@@ -22,7 +22,9 @@ class VideoWriter:
         if path.suffix not in HOW:
             raise UserError(f"--record_video={path} cannot be written; choose a file that ends in .mp4 or .gif")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.frames_per_sec, self.num_frames = path, frames_per_sec, 0
+        self.path = path
+        self.frames_per_sec = frames_per_sec
+        self.num_frames = 0
 
     def add(self, env: VectorEnv) -> None:
         """Append the current picture."""

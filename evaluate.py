@@ -16,7 +16,7 @@ import torch
 from envs.families import find_spec, make_vector_env
 from envs.vector_env import VectorEnv, describe
 from pbt import assign_kinds
-from runtime.command_line import OneLineParser, parse_bool
+from runtime.command_line import OneLineParser
 from runtime.evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
 from runtime.files import load_saved, run_dir_of
 from runtime.generators import seed_all
@@ -27,17 +27,11 @@ from runtime.stop import end
 from runtime.user_error import UserError, exit_status
 from tools.video import VideoWriter
 
-SWITCH = {"type": parse_bool, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
 
-
-def full_path(name: str) -> str:
-    """Return a checkpoint file's full path, which stays right when an environment changes the working folder."""
-    return os.path.abspath(name) if name.endswith(".pt") else name
-
-
-def arguments_of_a_run(description: str) -> OneLineParser:
+def arguments_of_a_run(description: str | None) -> OneLineParser:
     """Make the flags that say which run plays, and how."""
-    parser = OneLineParser(description=description, allow_abbrev=False)
+    parser = OneLineParser(description=description, allow_abbrev=False,
+                           formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="", help="environment id [that of the run, with --experiment]")
     parser.add_argument("--train_dir", type=os.path.abspath, default="train_dir", metavar="FOLDER",
                         help="folder that holds all runs [train_dir]")
@@ -45,21 +39,21 @@ def arguments_of_a_run(description: str) -> OneLineParser:
     parser.add_argument("--episodes", type=int, default=20, help="episodes to play; in a tournament each two [20]")
     parser.add_argument("--seed", type=int, default=1_000_000,
                         help="seed of the environments and of sampling, another than that of training [1000000]")
-    parser.add_argument("--deterministic", help="take the most likely action instead of sampling [False]", **SWITCH)
+    parser.add_argument("--deterministic", action="store_true", help="take the most likely action, do not sample")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... [auto]")
-    parser.add_argument("--trust_run", help="import code that the run's settings name [False]", **SWITCH)
+    parser.add_argument("--trust_run", action="store_true", help="import code that the run's settings name")
     return parser
 
 
 def make_arguments() -> OneLineParser:
     """Make the command line."""
-    parser = arguments_of_a_run((__doc__ or "").partition("\n")[0])
-    parser.add_argument("--checkpoint", type=full_path, default="", help="best, latest, a file, or random: random "
+    parser = arguments_of_a_run(__doc__)
+    parser.add_argument("--checkpoint", default="", help="best, latest, a file, or random: random "
                         "actions for comparison [best, else latest; after self-play latest]")
     parser.add_argument("--policy", type=int, metavar="NUMBER",
                         help="which policy of a population plays [the one with the best score]")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--render", help="show the game in a window, one environment [False]", **SWITCH)
+    shown.add_argument("--render", action="store_true", help="show the game in a window, one environment")
     shown.add_argument("--record_video", type=lambda name: Path(name).absolute(), metavar="FILE",
                        help="record one environment's true picture as FILE.mp4 or FILE.gif")
     return parser

@@ -184,22 +184,19 @@ class Evaluator:
         """
         env_steps = int(self.buffers.env_steps.sum())
         weights, version = self.buffers.policies[policy].weights.read()
+        self.models[policy].load_state_dict(weights)
         kinds = self.buffers.kind_of_policy
-        own_kind, seed = kinds[policy], self.cfg.seed
         with left_alone(), fork_rng(self.devices):  # in serial mode training must draw the same numbers as without
-            seed_all(derive_seed(seed, EVALUATION, part=1))
+            seed_all(derive_seed(self.cfg.seed, EVALUATION, part=1))
             players = []
-            for kind_number, kind in enumerate(self.env.kinds):
-                number = policy if kind_number == own_kind else kinds.index(kind_number)
-                model = self.models[number]
-                if number == policy:
-                    model.load_state_dict(weights)
-                else:
-                    self.buffers.policies[number].weights.refresh(model)
-                players.append(Player(self.algorithm, model, self.env, kind.index,
+            for number, kind in enumerate(self.env.kinds):
+                plays = policy if number == kinds[policy] else kinds.index(number)
+                if plays != policy:
+                    self.buffers.policies[plays].weights.refresh(self.models[plays])
+                players.append(Player(self.algorithm, self.models[plays], self.env, kind.index,
                                       deterministic=self.cfg.eval_deterministic))
-            episodes = list(play(self.env, players, self.cfg.eval_episodes, seed, self._go_on))
-        own = np.array(self.env.kind_of_agent) == own_kind
+            episodes = list(play(self.env, players, self.cfg.eval_episodes, self.cfg.seed, self._go_on))
+        own = np.array(self.env.kind_of_agent) == kinds[policy]
         returns = np.array([episode.returns[own].mean() for episode in episodes])
         objectives = np.concatenate([episode.objectives[own] for episode in episodes])
         objectives = objectives[~np.isnan(objectives)]

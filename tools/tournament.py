@@ -8,6 +8,7 @@ other environment they change seats. Whose agents have the higher mean return ha
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 
 from envs.families import make_vector_env
 from envs.vector_env import VectorEnv
-from evaluate import arguments_of_a_run, full_path, load_policy
+from evaluate import arguments_of_a_run, load_policy
 from runtime.evaluator import MAX_ENVS, Player, RandomPlayer, play
 from runtime.generators import seed_all
 from runtime.guard import take_programs_along
@@ -96,29 +97,28 @@ def describe(names: Sequence[str], results: Results) -> str:
     ratings, errors = elo(results)
     order = np.argsort(-ratings, kind="stable")
     width = max(len(name) for name in names)
-    numbers = {entry: str(place) for place, entry in enumerate(order, 1)}
-    lines = ["share of points of each row against each column (a draw is half a point):", ""]
-    lines.append(" " * (width + 5) + " ".join(f"{numbers[entry]:>5}" for entry in order) + "    Elo (95 %)")
-    for i in order:
+    numbers = " ".join(f"{place:5}" for place in range(1, len(names) + 1))
+    lines = ["share of points of each row against each column (a draw is half a point):", "",
+             f"{'':{width + 5}}{numbers}    Elo (95 %)"]
+    for place, i in enumerate(order, 1):
         shares = [f"{results.points[i, j] / results.games[i, j]:5.2f}" if i != j else "    -" for j in order]
-        lines.append(f"{numbers[i]:>3}  {names[i]:<{width}}" + " ".join(shares)
-                     + f"  {ratings[i]:6.0f} +- {errors[i]:.0f}")
+        lines.append(f"{place:3}  {names[i]:{width}}{' '.join(shares)}  {ratings[i]:6.0f} +- {errors[i]:.0f}")
     return "\n".join(lines)
 
 
 @exit_status
 def main(argv: list[str]) -> None:
     """Let all policies of a run, and the entries of `--against`, play each other; print the results."""
-    parser = arguments_of_a_run((__doc__ or "").partition("\n")[0])
+    parser = arguments_of_a_run(__doc__)
     parser.add_argument("--checkpoint", default="latest", help="of each policy of the run: best, else latest [latest]")
-    parser.add_argument("--against", type=full_path, nargs="+", default=[], metavar="FILE",
+    parser.add_argument("--against", nargs="+", default=[], metavar="FILE",
                         help="other entries: checkpoints, or random")
     args = parser.parse(argv)
     torch.set_num_threads(1)  # several would wait for each other in each small operator
     seed_all(derive_seed(args.seed, EVALUATION, part=1))
     policies = [load_policy(args, 0, args.checkpoint)]
     cfg = policies[0].cfg
-    files = [name for name in args.against if name != "random"]
+    files = [os.path.abspath(name) for name in args.against if name != "random"]
     policies += [load_policy(args, number, args.checkpoint) for number in range(1, cfg.num_policies)]
     policies += [load(file, env=args.env or None, device=args.device, trust_run=args.trust_run) for file in files]
     names = [f"policy_{number:02}" for number in range(cfg.num_policies)]

@@ -51,7 +51,7 @@ class Split:
     """
 
     def __init__(self, cfg: Config, index: int, buffers: SharedBuffers, make_env: Callable) -> None:
-        self.index = index
+        self.index, self.number = index, index % cfg.worker_num_splits + 1
         self.first_slot = buffers.first_slot_of_kind
         self.env = make_env(cfg, cfg.envs_per_split)
         self.num_agents = len(self.env.agents)  # of one environment
@@ -122,7 +122,7 @@ class RolloutWorker:
     """Steps its splits whenever their actions are there. One process; shares `SharedBuffers`."""
 
     SPANS = (  # what `tools/timeline.py` records
-        ("inbox.get", "wait for actions"), ("step", lambda split: f"step split {split.index}"), ("absorb", "store"),
+        ("inbox.get", "wait for actions"), ("step", lambda split: f"step, split {split.number}"), ("absorb", "store"),
         ("send_requests", "ask"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, worker: int, report: Callable[[tuple], None],

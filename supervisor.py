@@ -355,9 +355,11 @@ def draw(system: Supervisor) -> None:
         if system.cfg.trace_sec and system.trained_until:
             from tools import timeline  # noqa: PLC0415  nothing that trains needs it
 
-            end = system.trained_until
-            begin = int(max(0.0, end - system.cfg.trace_sec * 1e9))  # infinite: all of it
-            system.records.log(timeline.write_run(system.cfg.run_dir, system.crew.spans, begin, end))
+            path = system.cfg.run_dir / "trace.json"
+            begin = int(max(0.0, system.trained_until - system.cfg.trace_sec * 1e9))  # infinite: all of it
+            timeline.write_trace(path, system.crew.spans, begin, system.trained_until)
+            system.records.log(f"{path}: open it in https://ui.perfetto.dev")
+            timeline.draw_last(path, path.with_name("timeline.png"), 0.5)
         if system.population is not None:
             system.population.draw()
     except (OSError, UserError) as error:  # the disk is full, matplotlib is missing

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 MAX_SPANS = 200_000  # of one process; about 30 MB
 WAIT = "wait"  # spans whose names begin so are time in which a thread had nothing to do
-STEP = "step split"  # and so: there is one for each split
 
 
 class Span(NamedTuple):

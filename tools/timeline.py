@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runtime.files import write_atomically
-from runtime.recorder import STEP, WAIT, Span
-from runtime.user_error import UserError, exit_status
+from runtime.recorder import WAIT, Span
+from runtime.user_error import exit_status
 from tools.figures import COLORS, LIGHT_GRAY, drawing
 
 Spans = list[tuple[str, float, float]]  # name, begin, duration (ms)
@@ -30,19 +30,18 @@ PALETTE = (*COLORS, "#7b6fe0", "#f0e442", "#86d8ac", "#00c8e0", "#8fb300", "#e88
 
 
 def write_trace(path: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> None:
-    """Write the spans of each process that lie in [begin, end] ns as a Chrome trace."""
-    events = []
-    for pid, (process, recorded) in enumerate(spans.items()):
-        inside = [span for span in recorded if span.end >= begin and span.begin <= end]
-        tids = {thread: tid for tid, thread in enumerate(dict.fromkeys(span.thread for span in inside))}
-        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": process}})
-        for thread, tid in tids.items():
-            events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": thread}})
-        for span in inside:
+    """Write the spans of each process that lie in [begin, end] ns as a Chrome trace, one row for each thread."""
+    events, pids = [], {}
+    for process, recorded in spans.items():
+        for span in recorded:
             first, last = max(span.begin, begin), min(span.end, end)
+            if first > last:
+                continue
             label = process if span.thread == "MainThread" else f"{process}, {span.thread}"
-            events.append({"ph": "X", "pid": pid, "tid": tids[span.thread], "name": span.name, "cat": label,
+            pid = pids.setdefault(label, len(pids))
+            events.append({"ph": "X", "pid": pid, "tid": 0, "name": span.name, "cat": label,
                            "ts": (first - begin) / 1e3, "dur": (last - first) / 1e3})  # us
+    events += [{"ph": "M", "pid": pid, "name": "process_name", "args": {"name": label}} for label, pid in pids.items()]
     write_atomically(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
@@ -63,7 +62,8 @@ def draw_last(path: Path, output: Path, seconds: float) -> None:
     rows = read_trace(path)
     end = max((begin + length for spans in rows.values() for _, begin, length in spans), default=1.0)
     begin = max(end - seconds * 1e3, 0.0)
-    rows = {label: [span for span in shorten(spans) if sum(span[1:]) > begin] for label, spans in rows.items()}
+    rows = {label: [(WAIT if name.startswith(WAIT) else name, *when) for name, *when in spans if sum(when) > begin]
+            for label, spans in rows.items()}
     names = sorted({name for spans in rows.values() for name, *_ in spans})
     colors = dict(zip(names, itertools.cycle(PALETTE), strict=False)) | {WAIT: LIGHT_GRAY}
     with drawing(output, 1.15 + 0.32 * len(rows)) as figure:
@@ -81,13 +81,6 @@ def draw_last(path: Path, output: Path, seconds: float) -> None:
                       title="hatched: other work, or no free core; half as high: a part of the bar behind it")
 
 
-def shorten(spans: Spans) -> Spans:
-    """Call all waits alike, and number the splits of each worker from 1."""
-    splits = sorted({name for name, *_ in spans if name.startswith(STEP)}, key=lambda name: (len(name), name))
-    names = {name: f"step, split {number}" for number, name in enumerate(splits, 1)}
-    return [(WAIT if name.startswith(WAIT) else names.get(name, name), *when) for name, *when in spans]
-
-
 def by_depth(spans: Spans) -> list[Spans]:
     """Sort the spans of one thread into outer ones, those inside them, and so on."""
     levels: list[Spans] = []
@@ -102,21 +95,10 @@ def by_depth(spans: Spans) -> list[Spans]:
     return levels
 
 
-def write_run(run_dir: Path, spans: dict[str, Iterable[Span]], begin: int, end: int) -> str:
-    """Write the trace of a run and the picture of its last moments into its folder; say where they are."""
-    path, picture = run_dir / "trace.json", run_dir / "timeline.png"
-    write_trace(path, spans, begin, end)
-    try:
-        draw_last(path, picture, seconds=0.5)
-    except UserError as error:
-        picture = f"{error}; then python -m tools.timeline {run_dir}"
-    return f"{path}: open it in https://ui.perfetto.dev; {picture}"
-
-
 @exit_status
 def main(argv: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run's folder, which holds trace.json")
     parser.add_argument("--seconds", type=float, default=0.5, help="draw the last so many seconds [0.5]")
     args = parser.parse_args(argv)

@@ -4,7 +4,7 @@ Reads each run's `metrics.jsonl`: the true mean return of the last 100 episodes 
 training and env_steps, each policy of a population as a thin line, and the scores of evaluations during training as
 dots. Runs whose settings differ in the seed alone, and their names in a number at the end (`pong_0`, `pong_1`, ...),
 are drawn together: a thick line is their mean as far as all of them reach, the band around it its 95 % interval
-(bootstrap), thin lines are the runs. `draw_population` draws the `population.jsonl` of a run when that ends.
+(1.96 standard errors), thin lines are the runs. `draw_population` draws the `population.jsonl` of a run when that ends.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from runtime.user_error import UserError, exit_status
 from tools.figures import COLORS, drawing
 
 POINTS = 500  # of a mean curve
-RESAMPLES = 1000  # of the bootstrap
 OF_ONE_RUN = {"seed", "experiment", "train_dir", "restart_behavior", "trust_run"}  # what runs of one setting differ in
 OF_AN_EVENT = {"policy", "policy_steps", "env_steps", "objective", "donor", "words"}  # the rest was mutated
 
@@ -41,19 +40,16 @@ def read_curves(run_dir: Path, key: str) -> list[np.ndarray]:
     return curves
 
 
-def mean_curve(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def mean_curve(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Average curves [N, 2] of places and values over the places that all reach, interpolated in between.
 
-    Returns the places, the mean, and the ends of its 95 % interval (bootstrap over the curves, percentiles), [POINTS]
-    each.
+    Returns the places, the mean, and half of its 95 % interval, [POINTS] each.
     """
     begin = max(curve[0, 0] for curve in curves)
     end = min(curve[-1, 0] for curve in curves)
     places = np.linspace(begin, max(begin, end), POINTS)
     values = np.array([np.interp(places, *curve.T) for curve in curves])
-    drawn = np.random.default_rng(0).integers(len(curves), size=(RESAMPLES, len(curves)))
-    low, high = np.percentile(values[drawn].mean(1), [2.5, 97.5], axis=0)
-    return places, values.mean(0), low, high
+    return places, values.mean(0), 1.96 * values.std(0) / np.sqrt(max(len(curves) - 1, 1))
 
 
 def group_runs(run_dirs: Sequence[Path]) -> dict[str, list[Path]]:
@@ -65,8 +61,13 @@ def group_runs(run_dirs: Sequence[Path]) -> dict[str, list[Path]]:
         name = re.sub(r"[_.-](seed|s)?[_.-]?\d+$", "", str(run_dir))
         groups.setdefault((name, json.dumps(common)), []).append(run_dir)
     top = os.path.commonpath([run_dir.absolute().parent for run_dir in run_dirs])
-    return {f"{os.path.relpath(name, top)}, mean of {len(members)}" if len(members) > 1
-            else os.path.relpath(members[0], top): members for (name, _), members in groups.items()}
+    named = {}
+    for (name, _), members in groups.items():
+        label = os.path.relpath(members[0], top)
+        if len(members) > 1:
+            label = f"{os.path.relpath(name, top)}, mean of {len(members)}"
+        named[label] = members
+    return named
 
 
 def draw(run_dirs: Sequence[Path], output: Path, goal: float | None, key: str = "mean_return") -> None:
@@ -94,9 +95,9 @@ def draw_group(panel: Any, runs: Sequence[Sequence[np.ndarray]], color: str, lab
     for curve in itertools.chain(*runs):
         panel.plot(*curve.T, color=color, linewidth=0.5)
     if wholes := [run[0] for run in runs if len(run[0])]:
-        places, mean, low, high = mean_curve(wholes)
+        places, mean, error = mean_curve(wholes)
         panel.plot(places, mean, color=color, linewidth=2, label=label)
-        panel.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
+        panel.fill_between(places, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)
 
 
 def draw_population(run_dir: Path, output: Path) -> None:
@@ -112,12 +113,11 @@ def draw_population(run_dir: Path, output: Path) -> None:
         for panel, name in zip(panels, names, strict=True):
             for policy in sorted({event["policy"] for event in events}):
                 own = [event for event in events if event["policy"] == policy and event[name] is not None]
-                steps = [event["policy_steps"] for event in own]
-                values = [float(event[name]) for event in own]
+                points = np.array([(event["policy_steps"], event[name]) for event in own], float).reshape(-1, 2).T
                 copies = ["none" if event["donor"] is None else COLORS[event["donor"] % len(COLORS)] for event in own]
-                panel.plot(steps, values, marker=".", label=f"policy {policy}", color=COLORS[policy % len(COLORS)],
+                panel.plot(*points, marker=".", label=f"policy {policy}", color=COLORS[policy % len(COLORS)],
                            drawstyle="default" if name == "objective" else "steps-post")
-                panel.scatter(steps, values, s=28, facecolors="none", edgecolors=copies, zorder=3)
+                panel.scatter(*points, s=28, facecolors="none", edgecolors=copies, zorder=3)
             panel.set_title(name, loc="left")  # of whatever length
         panels[-1].set(xlabel="env_steps of the policy")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
@@ -126,7 +126,7 @@ def draw_population(run_dir: Path, output: Path) -> None:
 @exit_status
 def main(argv: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("output", type=Path, help="picture to write, for example curve.png")
     parser.add_argument("--goal", type=float, help="mark this value with a dashed line")

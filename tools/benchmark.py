@@ -153,8 +153,7 @@ COMMANDS = {"throughput": run_throughput, "scaling": run_scaling, "compare": run
 @exit_status
 def main(argv: list[str]) -> None:
     """Run the command."""
-    description, _, epilog = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(description=description, epilog=epilog, allow_abbrev=False,
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement [30]")

@@ -10,6 +10,7 @@ extra file `about.json`).
     outputs = torch.export.load("policy.pt2").module()({"obs": torch.as_tensor(obs)})       # {"actions": ...}
 """
 
+import argparse
 import json
 import logging
 import sys
@@ -131,18 +132,17 @@ def to_onnx(program: torch.export.ExportedProgram, inputs: Data, outputs: Data, 
 @exit_status
 def main(argv: list[str]) -> None:
     """Write the file and say what is in it."""
-    parser = OneLineParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="the run's folder, such as train_dir/CartPole-v1")
-    parser.add_argument("file", type=Path, metavar="FILE", help="file to write, .onnx or .pt2 (torch.export)")
-    parser.add_argument("--checkpoint", default="", help="best, latest or a file [best; after self-play latest]")
+    parser = OneLineParser(description=__doc__, allow_abbrev=False,
+                           formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="a run's folder, of which the policy plays that evaluate.py would, or a checkpoint")
+    parser.add_argument("file", type=Path, help="file to write, .onnx or .pt2 (torch.export)")
     parser.add_argument("--policy", type=int, help="which policy of a population [the one with the best score]")
     parser.add_argument("--trust_run", action="store_true",
                         help="import code that the run's settings name, its environment included")
     args = parser.parse(argv)
     if args.file.suffix not in (".onnx", ".pt2"):
         raise UserError(f"{args.file} must end in .onnx or .pt2")
-    loaded = load(args.run_dir, policy=args.policy, checkpoint=args.checkpoint, precision="float32",
-                  trust_run=args.trust_run)  # the one that evaluate.py would play
+    loaded = load(args.run, policy=args.policy, precision="float32", trust_run=args.trust_run)
     policy = Exported(loaded.algorithm, loaded.model, loaded.kind)
     inputs, program = policy.examples(), trace(policy)
     outputs = policy(inputs)

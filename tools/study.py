@@ -113,7 +113,7 @@ def make_table(study: Study, results: list[dict[str, Any]]) -> str:
 @exit_status
 def main(argv: list[str]) -> None:
     """Run what is not finished yet; write the table after each run, and the picture at the end."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path, metavar="STUDY.toml", help="the settings to compare")
     parser.add_argument("folder", type=Path, help="where the runs, the table and the picture lie")
     args = parser.parse_args(argv)

@@ -16,7 +16,7 @@ import torch
 from envs.families import find_spec, make_vector_env
 from envs.vector_env import VectorEnv, describe
 from pbt import assign_kinds
-from runtime.command_line import OneLineParser
+from runtime.command_line import OneLineParser, parse_bool
 from runtime.evaluator import MAX_ENVS, Episode, Player, RandomPlayer, evaluation_seeds, play
 from runtime.files import load_saved, run_dir_of
 from runtime.generators import seed_all
@@ -26,6 +26,8 @@ from runtime.seeding import EVALUATION, derive_seed
 from runtime.stop import end
 from runtime.user_error import UserError, exit_status
 from tools.video import VideoWriter
+
+SWITCH = {"type": parse_bool, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
 
 
 def arguments_of_a_run(description: str | None) -> OneLineParser:
@@ -39,9 +41,9 @@ def arguments_of_a_run(description: str | None) -> OneLineParser:
     parser.add_argument("--episodes", type=int, default=20, help="episodes to play; in a tournament each two [20]")
     parser.add_argument("--seed", type=int, default=1_000_000,
                         help="seed of the environments and of sampling, another than that of training [1000000]")
-    parser.add_argument("--deterministic", action="store_true", help="take the most likely action, do not sample")
+    parser.add_argument("--deterministic", **SWITCH, help="take the most likely action, do not sample")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... [auto]")
-    parser.add_argument("--trust_run", action="store_true", help="import code that the run's settings name")
+    parser.add_argument("--trust_run", **SWITCH, help="import code that the run's settings name")
     return parser
 
 
@@ -53,7 +55,7 @@ def make_arguments() -> OneLineParser:
     parser.add_argument("--policy", type=int, metavar="NUMBER",
                         help="which policy of a population plays [the one with the best score]")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--render", action="store_true", help="show the game in a window, one environment")
+    shown.add_argument("--render", **SWITCH, help="show the game in a window, one environment")
     shown.add_argument("--record_video", type=lambda name: Path(name).absolute(), metavar="FILE",
                        help="record one environment's true picture as FILE.mp4 or FILE.gif")
     return parser

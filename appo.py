@@ -141,5 +141,4 @@ class AsyncPPO(Algorithm):
 
         ratio_min, ratio_max = ratios.detach().aminmax()
         return Loss(total, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl": kl,
-                            "ratio_min": ratio_min, "ratio_max": ratio_max,
-                            "targets_clamped": mean(returns.is_clamped(targets)), **describe(moments)})
+                            "ratio_min": ratio_min, "ratio_max": ratio_max, **describe(moments)})

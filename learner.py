@@ -24,6 +24,7 @@ from config import Config
 from envs.flat_spaces import obs_dtype
 from feed import Batch, join, join_groups, select, upload
 from losses import MaskedMean
+from normalizers import hold_units
 from reducer import make_reducer
 from runtime.checkpoint import load_checkpoint, load_newest
 from runtime.machine import body_dtype, prepare
@@ -160,6 +161,7 @@ class Learner:
         """Train on a dataset, unless all ranks end or none has a valid row; then give it back to the feed."""
         if not (self.state.agree(self.reducer) and self.run_sgd(batch)):
             self.feed.allow_next()
+        hold_units(self.model, hold=False)
         self.feed.release(batch)
 
     def run_sgd(self, batch: Batch) -> bool:
@@ -180,6 +182,7 @@ class Learner:
         if cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
             columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
             self.model.returns.update(*columns, cfg.gamma, self.reducer)
+        hold_units(self.model, hold=True)
         steps = upload([rows for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)], self.device)
         stats, priorities = [], []
         for step, rows in enumerate(steps, 1):

@@ -57,7 +57,24 @@ class FixedNormalizer(nn.Module):
         return (shifted / self.unit).to(dtype)
 
 
-class RunningNormalizer(FixedNormalizer):
+class Held:
+    """Units that follow from running statistics: computed whenever they are asked for, unless they are held."""
+
+    held: tuple[Tensor, ...] | None = None
+
+    def units(self) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+
+@torch.no_grad()
+def hold_units(model: nn.Module, *, hold: bool) -> None:
+    """Compute the units of all normalizers once for a dataset, whose SGD steps all ask for the same; or no longer."""
+    for part in model.modules():
+        if isinstance(part, Held):
+            part.held = part.units() if hold else None
+
+
+class RunningNormalizer(Held, FixedNormalizer):
     """Normalize one leaf by its running mean and standard deviation, element by element, clipped to +-5.
 
     The statistics are those of what `FixedNormalizer` would return. They move only in `update`, which the learner calls
@@ -83,7 +100,7 @@ class RunningNormalizer(FixedNormalizer):
     @torch.no_grad()
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalize [B, ...] of any dtype into a new tensor of the given one."""
-        scale, center = self.units()
+        scale, center = self.held or self.units()
         fuses = obs.dtype == torch.uint8 and obs.device.type == "cpu"
         product = -center * scale if fuses else center
 
@@ -148,7 +165,7 @@ class RunningNormalizer(FixedNormalizer):
         return torch.cat([mean.flatten(), (var / self.unit**2).flatten(), count])
 
 
-class ReturnNormalizer(nn.Module):
+class ReturnNormalizer(Held, nn.Module):
     """The running mean and deviation of the returns: the value head learns in these units.
 
     So the size of the rewards changes neither the learning rate of the values nor their weight in the loss. Without
@@ -175,14 +192,17 @@ class ReturnNormalizer(nn.Module):
         for name, value in {"mean": 0.0, "var": float(not running), "shown": 0.0, "count": self.PRIOR}.items():
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
-    @property
-    def deviation(self) -> Tensor:
-        return torch.maximum(self.var.sqrt(), self.FLOOR * self.mean.abs()).clamp(min=1e-8)
+    def units(self) -> tuple[Tensor, Tensor]:
+        """Compute the deviation, and the largest normalized target.
+
+        The less of a return a trajectory shows, the less that varies, and the larger its targets may be.
+        """
+        deviation = torch.maximum(self.var.sqrt(), self.FLOOR * self.mean.abs()).clamp(min=1e-8)
+        return deviation, self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()
 
     @property
-    def limit(self) -> Tensor:
-        """Return the largest normalized target; the less of a return a trajectory shows, the less that varies."""
-        return self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()
+    def deviation(self) -> Tensor:
+        return (self.held or self.units())[0]
 
     def normalize(self, returns: Tensor) -> Tensor:
         """Convert returns (or values) of any shape into the units of the value head."""
@@ -190,11 +210,8 @@ class ReturnNormalizer(nn.Module):
 
     def normalize_targets(self, targets: Tensor) -> Tensor:
         """Convert value targets of any shape; outlying ones, which would dominate the loss, are held within a limit."""
-        return self.normalize(targets).clamp(-self.limit, self.limit) if self.running else targets
-
-    def is_clamped(self, targets: Tensor) -> Tensor:
-        """Return 1.0 where `normalize_targets` held a target within the limit, else 0.0."""
-        return (targets.abs() >= self.limit).float()
+        limit = (self.held or self.units())[1]
+        return self.normalize(targets).clamp(-limit, limit) if self.running else targets
 
     def denormalize(self, values: Tensor) -> Tensor:
         """Convert outputs of the value head of any shape into returns."""

@@ -94,7 +94,7 @@ class PolicyGradient(Algorithm):
         with torch.no_grad():
             kl = mean(model.distribution(data["action_parameters"]).kl(policy))
         return Loss(total, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl": kl,
-                            "targets_clamped": mean(returns.is_clamped(targets)), **describe(moments)})
+                            **describe(moments)})
 
 
 class VTraceGradient(PolicyGradient):

@@ -139,7 +139,7 @@ class RunningNormalizer(Held, FixedNormalizer):
         On a GPU nothing here waits: what depends on a count is computed either way.
         """
         for moments in reducer.gather(self.moments(obs)):
-            (mean, var) = moments[:-1].view(2, *self.mean.shape)
+            mean, var = moments[:-1].view(2, *self.mean.shape)
             count = moments[-1]
             self.count += count
             weight = count / self.count.clamp(min=1)

@@ -80,7 +80,7 @@ class Inbox:
     """A queue of messages: a pipe of 8-byte records (kind, index), with any number of writers and readers, and no lock.
 
     The kernel makes a write of up to PIPE_BUF bytes whole or not at all, and a read takes whole records. So a process
-    that dies inside either blocks nobody; multiprocessing's own queues have locks, which die with their holder.
+    that dies inside either blocks nobody; the locks of multiprocessing's own queues stay locked when their holder dies.
     """
 
     RECORD = struct.Struct("ii")
@@ -262,8 +262,8 @@ class SharedWeights:
     """The parameters and buffers of one policy's model, their version, and frozen snapshots of them for self-play.
 
     The newest weights lie twice in shared memory (in GPU memory on a GPU), each tensor in its own dtype: the learner
-    fills the older row, then names it the newest. Who writes or reads a row locks it meanwhile. The kernel
-    keeps the lock: it frees it when its holder dies, and lets each holder see what the one before has written, on every
+    fills the older row, then names it the newest. Who writes or reads a row locks it meanwhile. The kernel keeps the
+    lock: it frees it when its holder dies, and lets each holder see what the one before has written, on every
     processor. No reader waits, and the learner only for a reader that is still at the older row. A row whose writer
     died holds no weights, and is not the newest.
 

@@ -172,9 +172,9 @@ class Trainer(Supervisor):
     # ---- parameters ----------------------------------------------------------------------------------------------
 
     def get_parameters(self) -> dict[int, dict[str, Tensor]]:
-        """Return the newest parameters of each policy, {policy: {name: tensor}}: float32 copies on the CPU.
+        """Return the newest parameters of each policy, {policy: {name: tensor}}: copies on the CPU.
 
-        The running statistics of observations and returns are among them.
+        The running statistics of observations and returns are among them, in float64.
         """
         return {policy: buffers.weights.read()[0]
                 for policy, buffers in enumerate(self.buffers.policies)}

@@ -61,6 +61,34 @@ def names(prefix: str) -> list[type[gym.Env]]:
     return [env for name, env in inspect.getmembers(tiny_envs, inspect.isclass) if name.startswith(prefix)]
 
 
+# ---- the environments themselves -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [*names("Reads"), *names("Acts"), *names("Masks"), tiny_envs.Recalls])
+def test_random_actions_get_the_chance_level(env: type[gym.Env]) -> None:
+    """And observations are of the space; otherwise the tests below would prove little."""
+    env, score = env(), 0.0
+    env.action_space.seed(0)
+    num_episodes = 12_000 // (env.LENGTH if isinstance(env, tiny_envs.Recalls) else tiny_envs.STEPS)
+    for episode in range(num_episodes):
+        obs, info = env.reset(seed=0 if episode == 0 else None)
+        over = False
+        while not over:
+            assert env.observation_space.contains(obs)
+            action = env.action_space.sample(allowed(env, obs, info))
+            obs, reward, over, _, info = env.step(action)
+            score += reward
+    assert score / num_episodes == pytest.approx(env.chance, abs=0.03)
+
+
+def allowed(env: gym.Env, obs: Any, info: dict[str, Any]) -> Any:
+    """Return the mask in the form of `Space.sample`."""
+    if isinstance(env, tiny_envs.MasksOfParts):
+        first, second = info["action_mask"]
+        return first.astype(np.int8), None, second.astype(np.int8)
+    return obs["action_mask"] if isinstance(env, tiny_envs.MasksInObs) and not info else info.get("action_mask")
+
+
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 

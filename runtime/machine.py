@@ -1,8 +1,8 @@
 """Defaults derived from the machine, and why.
 
 The profiles were made for two cores. With more cores, or a GPU, `automatic` scales what depends on the
-machine: workers, environments, splits, threads, trajectories and batches. What was given stays as it is. Only the
-figures for two cores without a GPU are measured (`docs/performance.md`), all others are guesses.
+machine: workers, environments, splits, threads, trajectories and batches. What was given stays as it is. Measured are
+two cores without a GPU (`docs/performance.md`) and Pong on 16 with one (`docs/gpu.md`); all others are guesses.
 """
 
 import math
@@ -53,8 +53,8 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     3. A rollout worker for each core; a policy worker for each 8 cores, with a GPU for each 32.
     4. The profile's "num_envs", shared by the workers, in two splits with a GPU; in a population up to 4 times as many.
     5. Images (`large_observations`): at least 16 environments for each core, or half of the profile's, which keeps
-       batches of inference large. If that doubles their number, minibatches double too, and then trajectories, but not
-       those of a memory, are halved until about one dataset is in flight: more would be old before it is learned from.
+       batches of inference large. If that doubles their number, the size of minibatches doubles too (with a GPU: their
+       number). Then trajectories, but not of a memory, are halved until about one dataset is in flight: more would age.
     6. Images: without a GPU the learners have 0.7 threads for each core, since training takes two thirds of the CPU; in
        turns one for each.
     7. In turns a dataset is a whole number of trajectories of every environment, so that nothing is left over.
@@ -75,7 +75,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     num_learners = len(own.roles) or max(1, given.get("num_learners", settings.get("num_learners", 1)))
     if large_observations:
         of_cores = machine.cores * min(16, num_envs // 2)
-        settings["batch_size"] *= 2 if of_cores >= 2 * num_envs else 1
+        settings["num_batches_per_epoch" if has_gpu else "batch_size"] *= 2 if of_cores >= 2 * num_envs else 1
         num_envs = max(num_envs, of_cores)
         most = 1.5 * settings["batch_size"] * settings["num_batches_per_epoch"]
         has_memory = any(given.get(name) for name in ("use_rnn", "core", "model"))

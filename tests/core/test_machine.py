@@ -45,8 +45,7 @@ def test_settings_are_valid_what_was_given_stays_and_environments_are_spread_ove
 @pytest.mark.parametrize("algo", ["impala", "a3c"])
 def test_other_algorithms_have_valid_settings_and_only_a3c_without_a_gpu_several_learners(
         family: str, machine: Machine, algo: str) -> None:
-    settings = settings_of(machine, family, {}, algo)
-    cfg = make_config({"algo": algo}, settings)
+    cfg = make_config({"algo": algo}, settings_of(machine, family, {}, algo))
     assert cfg.num_learners == (2 if algo == "a3c" and not machine.num_gpus else 1)
     assert cfg.learner_threads * cfg.num_learners < max(machine.cores, 2) + cfg.num_learners
 
@@ -93,7 +92,7 @@ def test_ranks_do_not_take_turns_and_have_one_learner_each(monkeypatch: pytest.M
     assert "num_learners" not in settings_of(Machine(2, 0), "atari", {}, "a3c")
 
 
-def test_two_cores_get_what_was_measured_there() -> None:
+def test_two_cores_and_16_with_a_gpu_get_what_was_measured_there() -> None:
     fast, standard = (settings_of(Machine(2, 0), "atari", given) for given in (
         {}, {"encoder_conv_architecture": "convnet_atari"}))
     common = {"num_workers": 2, "rollout": 64, "learner_threads": 2, "policy_workers_per_policy": 1,
@@ -101,8 +100,9 @@ def test_two_cores_get_what_was_measured_there() -> None:
     expected = common | {"num_envs_per_worker": 16, "batch_size": 512, "encoder_conv_architecture": "convnet_a3c",
                          "encoder_conv_mlp_layers": (256,)}
     assert {name: fast[name] for name in expected} == expected
-    expected = common | {"num_envs_per_worker": 32, "batch_size": 1024, "encoder_conv_architecture": "convnet_atari",
-                         "encoder_conv_mlp_layers": (512,)}
+    expected = common | {"num_envs_per_worker": 32, "batch_size": 1024, "encoder_conv_mlp_layers": (512,)}
     assert {name: standard[name] for name in expected} == expected
+    on_a_gpu = settings_of(Machine(16, 1), "atari", {})
+    assert (on_a_gpu["rollout"], on_a_gpu["batch_size"], on_a_gpu["num_batches_per_epoch"]) == (32, 1024, 8)
     vizdoom = settings_of(Machine(2, 0), "vizdoom", {})
     assert (vizdoom["num_envs_per_worker"], vizdoom["batch_size"], vizdoom["rollout"]) == (8, 512, 32)

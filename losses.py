@@ -27,24 +27,20 @@ class MaskedMean:
         self.count = reducer.sum(valid.sum()).clamp(min=1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.of_masked(self.masked(x))
-
-    def of_masked(self, x: Tensor) -> Tensor:
-        """Average what is 0 in invalid rows."""
-        return self.reducer.share(x.sum((-2, -1)) / self.count)
+        return self.reducer.share(self.masked(x).sum((-2, -1)) / self.count)
 
     def masked(self, x: Tensor) -> Tensor:
         """Replace the invalid entries of x by 0."""
         return x.masked_fill(self.invalid, 0.0)
 
     def moments(self, x: Tensor) -> Tensor:
-        """Return the means and the standard deviations of x [..., T, B], 0 in invalid rows, as [2, ...]."""
-        mean = self.of_masked(x)
+        """Return the means and the standard deviations of x [..., T, B], as [2, ...]."""
+        mean = self(x)
         return torch.stack([mean, self((x - mean[..., None, None]).square()).sqrt()])
 
     def std(self, x: Tensor) -> Tensor:
         """Return the standard deviation of x."""
-        return self.moments(self.masked(x))[1]
+        return self.moments(x)[1]
 
 
 def decayed(coeff: float, env_steps: int, decay_env_steps: int) -> float:
@@ -95,9 +91,8 @@ def clipped_value_error(values: Tensor, old_values: Tensor, targets: Tensor, cli
 def moments_of(mean: MaskedMean, advantages: Tensor, targets: Tensor, values: Tensor) -> Tensor:
     """Return the means and deviations of advantages, targets R, values V and R - V, [2, 4].
 
-    All [T, B], in units of the rewards; advantages and targets 0 in invalid rows.
+    All [T, B], in units of the rewards.
     """
-    values = mean.masked(values)
     return mean.moments(torch.stack([advantages, targets, values, targets - values]))
 
 

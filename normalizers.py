@@ -58,12 +58,9 @@ class FixedNormalizer(nn.Module):
 
 
 class Held:
-    """Units that follow from running statistics: computed whenever they are asked for, unless they are held."""
+    """Has units that follow from running statistics: `units()` computes them when they are needed, unless held."""
 
     held: tuple[Tensor, ...] | None = None
-
-    def units(self) -> tuple[Tensor, ...]:
-        raise NotImplementedError
 
 
 @torch.no_grad()
@@ -187,35 +184,37 @@ class ReturnNormalizer(Held, nn.Module):
 
     def __init__(self, *, running: bool = False) -> None:
         super().__init__()
-        self.running = running
         # "var" 0: values count as 0 at first; "shown": the mean share of a return that a trajectory shows
         for name, value in {"mean": 0.0, "var": float(not running), "shown": 0.0, "count": self.PRIOR}.items():
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
-    def units(self) -> tuple[Tensor, Tensor]:
-        """Compute the deviation, and the largest normalized target.
+    def units(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the mean, the deviation and the largest normalized target, float32.
 
         The less of a return a trajectory shows, the less that varies, and the larger its targets may be.
         """
         deviation = torch.maximum(self.var.sqrt(), self.FLOOR * self.mean.abs()).clamp(min=1e-8)
-        return deviation, self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()
+        limit = self.MAX_TARGET / (1 - (1 - self.shown).square()).sqrt()
+        return self.mean.float(), deviation.float(), limit.float()
 
     @property
     def deviation(self) -> Tensor:
-        return (self.held or self.units())[0]
+        return (self.held or self.units())[1]
 
     def normalize(self, returns: Tensor) -> Tensor:
         """Convert returns (or values) of any shape into the units of the value head."""
-        return (returns - self.mean) / self.deviation if self.running else returns
+        mean, deviation, _ = self.held or self.units()
+        return (returns - mean) / deviation
 
     def normalize_targets(self, targets: Tensor) -> Tensor:
         """Convert value targets of any shape; outlying ones, which would dominate the loss, are held within a limit."""
-        limit = (self.held or self.units())[1]
-        return self.normalize(targets).clamp(-limit, limit) if self.running else targets
+        limit = (self.held or self.units())[2]
+        return self.normalize(targets).clamp(-limit, limit)
 
     def denormalize(self, values: Tensor) -> Tensor:
         """Convert outputs of the value head of any shape into returns."""
-        return values * self.deviation + self.mean if self.running else values
+        mean, deviation, _ = self.held or self.units()
+        return values * deviation + mean
 
     @torch.no_grad()
     def update(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float,

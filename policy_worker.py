@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from algorithms import algorithm_class
 from config import Config
+from normalizers import hold_units
 from runtime.machine import body_dtype, prepare
 from shared_buffers import CURRENT, SPLIT, STOP, Message, SharedBuffers
 
@@ -79,6 +80,7 @@ class PolicyWorker:
             model = model.to(self.device).body_to(self.dtype).eval()
             prepare(self.cfg, model)
         self.models[snapshot] = model, self.weights.refresh(model, snapshot)
+        hold_units(model, hold=True)
         return self.models[snapshot]
 
     @torch.inference_mode()

@@ -77,10 +77,10 @@ def backward_sum(deltas: Tensor, traces: Tensor, largest_trace: float = 1.0) -> 
     """
     if deltas.device.type != "cpu" and largest_trace <= 1:
         return backward_scan(deltas, traces)
-    sums = deltas.new_zeros(len(deltas) + 1, *deltas.shape[1:])
-    for t in range(len(deltas) - 1, -1, -1):
-        torch.addcmul(deltas[t], traces[t], sums[t + 1], out=sums[t])
-    return sums
+    sums = [deltas.new_zeros(deltas.shape[1:])]  # backwards
+    for delta, trace in zip(reversed(deltas.unbind()), reversed(traces.unbind()), strict=True):
+        sums.append(torch.addcmul(delta, trace, sums[-1]))
+    return torch.stack(sums[::-1])
 
 
 def backward_scan(deltas: Tensor, traces: Tensor) -> Tensor:

@@ -81,8 +81,7 @@ class PolicyGradient(Algorithm):
         returns = model.returns
         advantages, targets = mean.masked(data["advantages"]), mean.masked(data["targets"])  # without nan
         moments = moments_of(mean, advantages, targets, returns.denormalize(values.detach()))
-        if returns.running:
-            advantages = advantages / returns.deviation
+        advantages = advantages / returns.deviation
         targets = returns.normalize_targets(targets)
 
         policy_loss = -mean(policy.log_prob(data["actions"]) * advantages)

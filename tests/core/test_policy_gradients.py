@@ -177,7 +177,6 @@ def test_with_normalized_returns_the_gradient_is_that_of_rewards_and_values_in_t
     case = make_case(3)
     larger = case._replace(data=case.data | {"rewards": 10 * case.data["rewards"]})
     heads = Heads()
-    heads.returns.running = True
     heads.returns.var.fill_(100.0)
     for ours, theirs in zip(gradients(algo, larger, heads), gradients(algo, case), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)

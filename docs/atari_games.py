@@ -17,7 +17,8 @@ import numpy as np
 
 from appo import Settings
 from config import make_config
-from envs.families import make_vector_env, profile
+from envs.families import make_vector_env
+from runtime.machine import defaults
 from trainer import APPO
 
 
@@ -45,7 +46,7 @@ def train(env_id: str, seconds: float, train_dir: str) -> str:
 
 def reset(env_id: str) -> None:
     """Reset one environment of an id, and step it."""
-    env = make_vector_env(make_config(Settings, profile(env_id, {}), {"env": env_id}), 1)
+    env = make_vector_env(make_config(Settings, defaults(env_id, {}), {"env": env_id}), 1)
     shape = env.reset(0).obs[0]["obs"].shape
     assert shape == (1, 84, 84, 4), shape
     env.step([np.zeros((1, 1), np.float32)])

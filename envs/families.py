@@ -4,8 +4,7 @@ Environments with a batched implementation of their own use it (Atari and CartPo
 gymnasium's `SyncVectorEnv`, and those of several agents in `multi_agent.py`.
 
 Each family is an entry of `FAMILIES`, beside the function that makes its environments; another one is added by one more
-entry. The algorithm adds how it learns well (`appo.PROFILES`), and `runtime/machine.py` makes settings of both. Used by
-`rollout_worker.py`, `supervisor.py` (the spaces), `runtime/evaluator.py` and `evaluate.py`.
+entry. The algorithm adds how it learns well (`appo.PROFILES`), and `runtime/machine.py` makes settings of both.
 """
 
 import contextlib
@@ -27,17 +26,15 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from algorithms import algorithm_class
-from config import Config
 from envs.flat_spaces import LARGEST, is_channels_last, num_columns
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, is_parallel, pettingzoo_maker
 from envs.vector_env import EnvInfo, Guard, GymVectorEnv, Info, VectorEnv, describe, naming_failures
 from runtime.by_name import Named, check_importable, import_module
-from runtime.machine import Machine, automatic, this_machine
 from runtime.seeding import ENVIRONMENT, derive_seed
 from runtime.stop import handlers_kept
-from runtime.user_error import UserError, nearest
+from runtime.user_error import UserError
 
+Config = Any  # that of `config.py`, of which environments know a few settings
 PROBED = 2**20  # the environment that only tells the spaces: no worker has so many
 
 # ---- one environment ---------------------------------------------------------------------------------------------
@@ -351,31 +348,6 @@ def family(env_id: str) -> str:
                key=lambda name: len(FAMILIES[name].module))
 
 
-def family_profile(kind: str, algo: str) -> dict[str, Any]:
-    """Join the settings of a family and those of an algorithm for it."""
-    profiles = algorithm_class(algo).profiles
-    if unknown := profiles.keys() - FAMILIES.keys():
-        raise UserError(f"--algo={algo}: there is no family '{min(unknown)}', which its profiles name"
-                        f"{nearest(min(unknown), FAMILIES)}")
-    of_env, of_algorithm = FAMILIES[kind].profile, profiles.get(kind, {})
-    without_gpu = of_env.get("without_gpu", {}) | of_algorithm.get("without_gpu", {})
-    return {**of_env, **of_algorithm, "without_gpu": without_gpu}
-
-
-def profile(env_id: str, given: Mapping[str, Any], machine: Machine | None = None) -> dict[str, Any]:
-    """Return the settings that learn well on this environment's family and machine, beside those that are given.
-
-    machine: None is this one.
-    """
-    kind = family(env_id)
-    settings = family_profile(kind, given.get("algo", Config.algo))
-    size = {name: value for name, value in settings.items() if name in ("res_w", "res_h")}
-    if any(given.get(name, value) != value for name, value in size.items()):
-        del settings["encoder_conv_architecture"]  # it belongs to that size
-    return automatic(machine or this_machine(given.get("device", "auto")), settings, given,
-                     large_observations=FAMILIES[kind].large_observations)
-
-
 # ---- those of a run ----------------------------------------------------------------------------------------------
 
 
@@ -403,8 +375,8 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     """
     kind, objective = FAMILIES[family(cfg.env)], cfg.pbt_target_objective
     for name in ("env_frameskip", "env_framestack", "res_w", "res_h"):
-        if name not in kind.obeys and getattr(cfg, name) != getattr(Config, name):
-            raise UserError(f"--{name} is not for {cfg.env}; leave it at {getattr(Config, name)}")
+        if name not in kind.obeys and getattr(cfg, name) != getattr(type(cfg), name):
+            raise UserError(f"--{name} is not for {cfg.env}; leave it at {getattr(type(cfg), name)}")
     if kind.frameskip and kind.frameskip in cfg.env_arguments:
         raise UserError(f"--env_kwargs: {kind.frameskip} is --env_frameskip here; give that")
     with naming_failures(cfg.env, None, 0, "make"), naming_packages(cfg.env):

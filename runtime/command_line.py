@@ -10,7 +10,7 @@ from typing import Any
 
 from algorithms import NAMES, algorithm_class
 from config import GONE, Config, fields_of
-from envs.families import profile
+from runtime.machine import defaults
 from runtime.user_error import UserError, nearest
 
 MAX_METAVAR = 40  # characters of all choices of a setting; more would not fit into a line
@@ -138,5 +138,5 @@ def parse_settings(argv: Sequence[str], description: str) -> dict[str, Any]:
     parser = make_parser(description, algo_of(argv))
     if {"-h", "--help"} & set(argv):
         given = vars(parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])[0])
-        parser = make_parser(description, parser.algo, profile(given["env"], given) | given if "env" in given else {})
+        parser = make_parser(description, parser.algo, defaults(given["env"], given) | given if "env" in given else {})
     return vars(parser.parse(argv))

@@ -16,9 +16,10 @@ from torch import nn
 
 from algorithms import algorithm_class
 from config import Config, max_workers
+from envs.families import FAMILIES, family
 from runtime.container import cpu_cores
 from runtime.ranks import this_rank
-from runtime.user_error import UserError
+from runtime.user_error import UserError, nearest
 
 # settings that follow from the machine, but where a profile has them
 OF_MACHINE = ("num_workers", "num_envs_per_worker", "worker_num_splits", "policy_workers_per_policy", "learner_threads")
@@ -41,6 +42,31 @@ def this_machine(device: str = "auto") -> Machine:
     """Look at this machine; `device` is that of `Config`."""
     allowed = device == "auto" or device.startswith("cuda")
     return Machine(cpu_cores(), torch.cuda.device_count() if allowed and torch.cuda.is_available() else 0)
+
+
+def family_profile(kind: str, algo: str) -> dict[str, Any]:
+    """Join the settings of a family and those of an algorithm for it."""
+    profiles = algorithm_class(algo).profiles
+    if unknown := profiles.keys() - FAMILIES.keys():
+        raise UserError(f"--algo={algo}: there is no family '{min(unknown)}', which its profiles name"
+                        f"{nearest(min(unknown), FAMILIES)}")
+    of_env, of_algorithm = FAMILIES[kind].profile, profiles.get(kind, {})
+    without_gpu = of_env.get("without_gpu", {}) | of_algorithm.get("without_gpu", {})
+    return {**of_env, **of_algorithm, "without_gpu": without_gpu}
+
+
+def defaults(env_id: str, given: Mapping[str, Any], machine: Machine | None = None) -> dict[str, Any]:
+    """Return the settings that learn well on this environment's family and machine, beside those that are given.
+
+    machine: None is this one.
+    """
+    kind = family(env_id)
+    settings = family_profile(kind, given.get("algo", Config.algo))
+    size = {name: value for name, value in settings.items() if name in ("res_w", "res_h")}
+    if any(given.get(name, value) != value for name, value in size.items()):
+        del settings["encoder_conv_architecture"]  # it belongs to that size
+    return automatic(machine or this_machine(given.get("device", "auto")), settings, given,
+                     large_observations=FAMILIES[kind].large_observations)
 
 
 def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, Any], *,

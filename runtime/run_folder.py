@@ -16,11 +16,11 @@ from typing import Any
 
 from algorithms import algorithm_class
 from config import Config, canonical_algo, check_value, make_config, tunable, without_gone
-from envs.families import profile
 from runtime import checkpoint
 from runtime.by_name import check_not_imported, check_trusted
 from runtime.command_line import as_typed
 from runtime.files import load_saved, run_dir_of, write_atomically
+from runtime.machine import defaults
 from runtime.ranks import MAX_STARTS
 from runtime.user_error import UserError
 
@@ -47,7 +47,7 @@ def configure(given: Mapping[str, Any]) -> Config:
     # in full: an environment may change the working folder
     given = {**given, "train_dir": os.path.abspath(given.get("train_dir", Config.train_dir))}
     place = {name: given.get(name, getattr(Config, name)) for name in PLACE}
-    env_profile = profile(place["env"], given)  # also finds out whether the environment exists
+    env_profile = defaults(place["env"], given)  # also finds out whether the environment exists
     run_dir = run_dir_of(place["train_dir"], place["experiment"], place["env"])
     if given.get("restart_behavior", "resume") != "resume" or not checkpoint.holds_run(run_dir):
         return make_config(algorithm_class(given.get("algo", Config.algo)).Settings, env_profile, given)
@@ -57,7 +57,7 @@ def configure(given: Mapping[str, Any]) -> Config:
     settings = algorithm_class(saved.get("algo", Config.algo)).Settings
     kept = {name: value for name, value in without_gone(saved, settings).items() if name not in MODES}
     cfg = make_config(settings, kept, place, given)
-    of_machine = profile(cfg.env, vars(cfg))
+    of_machine = defaults(cfg.env, vars(cfg))
     return make_config(settings, vars(cfg), {name: of_machine[name] for name in MODES if name in of_machine}, given)
 
 
@@ -88,7 +88,7 @@ def describe_resume(cfg: Config, given: Mapping[str, Any]) -> str:
     """Say which settings of a resumed run have changed, and which of those not given a new run would not have."""
     changed = changes(cfg)
     tuned = changed.keys() & tunable(cfg) if cfg.with_pbt and "with_pbt" not in changed else set()
-    new = vars(type(cfg)()) | profile(cfg.env, {"algo": cfg.algo} | given)
+    new = vars(type(cfg)()) | defaults(cfg.env, {"algo": cfg.algo} | given)
     kept = [f"{name}={as_typed(value)}" for name, value in vars(cfg).items()
             if name not in {*PLACE, *MODES, *given} and as_typed(value) != as_typed(new[name])]
     kept += [f"{name} (by population-based training)" for name in sorted(tuned)]

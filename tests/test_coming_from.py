@@ -16,9 +16,8 @@ from parts import make_config
 import evaluate
 from appo import Settings
 from config import Config
-from envs.families import profile
 from runtime.command_line import make_parser
-from runtime.machine import Machine
+from runtime.machine import Machine, defaults
 
 PAGE = (Path(__file__).parent.parent / "docs/coming_from.md").read_text()
 FIELDS = {field.name for field in dataclasses.fields(Settings)}
@@ -49,7 +48,7 @@ def commands() -> list[list[str]]:
 def config_of(command: list[str]) -> Config:
     """Return the configuration that a command of train.py gives on the machine of the table."""
     given = vars(make_parser("", algo="appo").parse(command[2:]))
-    return make_config(profile(given["env"], given, MACHINE), given)
+    return make_config(defaults(given["env"], given, MACHINE), given)
 
 
 def equals(text: str, value: Any) -> bool:
@@ -77,7 +76,7 @@ def test_every_flag_and_setting_of_the_page_exists() -> None:
 
 @pytest.mark.parametrize("env", ENVS)
 def test_the_defaults_are_those_of_the_table(env: str) -> None:
-    cfg = make_config({"env": ENVS[env]}, profile(ENVS[env], {}, MACHINE))
+    cfg = make_config({"env": ENVS[env]}, defaults(ENVS[env], {}, MACHINE))
     stated = {name: row[f"{env} here"] for name, row in SETTINGS.items() if row[f"{env} here"]}
     assert len(stated) > 20
     assert not {name: text for name, text in stated.items() if not equals(text, getattr(cfg, name))}

@@ -22,11 +22,12 @@ from envs import families
 from envs.families import make_vector_env
 from envs.flat_spaces import num_columns
 from envs.vector_env import EnvironmentFailure, GymVectorEnv, Step, VectorEnv
+from runtime.machine import defaults
 from runtime.user_error import UserError
 
 
 def make_cfg(env_id: str, **settings: Any) -> Config:
-    return make_config(families.profile(env_id, settings), {"env": env_id, **settings})
+    return make_config(defaults(env_id, settings), {"env": env_id, **settings})
 
 
 def make(env_id: str, num_envs: int = 2, **settings: Any) -> VectorEnv:

@@ -17,9 +17,10 @@ from parts import make_config
 from appo import Settings
 from config import Config
 from envs import families
-from envs.families import family_profile, make_vector_env
+from envs.families import make_vector_env
 from envs.flat_spaces import hash_words, num_columns
 from envs.vector_env import VectorEnv
+from runtime.machine import defaults, family_profile
 from runtime.user_error import UserError
 from trainer import APPO
 
@@ -74,7 +75,7 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def make_cfg(env: str, **settings: Any) -> Config:
-    return make_config(families.profile(env, settings), {"env": env, **settings})
+    return make_config(defaults(env, settings), {"env": env, **settings})
 
 
 def make(env: str, num_envs: int = 2, **settings: Any) -> VectorEnv:

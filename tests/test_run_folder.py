@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from config import Config
-from envs import families
+from runtime import machine
 from runtime.checkpoint import policy_dir
 from runtime.machine import Machine
 from runtime.run_folder import MODES, configure, describe_resume
@@ -56,7 +56,7 @@ def test_a_resumed_run_keeps_what_it_learns_with_but_not_how_it_runs(tmp_path: P
 def test_how_a_resumed_run_runs_follows_from_the_machine_that_it_runs_on(tmp_path: Path,
                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     saved = save(tmp_path, env="PongNoFrameskip-v4", learner_threads=1)
-    monkeypatch.setattr(families, "this_machine", lambda device: Machine(16, 0))
+    monkeypatch.setattr(machine, "this_machine", lambda device: Machine(16, 0))
     resumed = start(tmp_path, env="PongNoFrameskip-v4")
     assert (resumed.learner_threads, resumed.policy_workers_per_policy) == (16, 2)
     for name in ("num_workers", "num_envs_per_worker", "worker_num_splits", "rollout", "batch_size"):

@@ -168,6 +168,8 @@ def test_reading_on_from_train_visits_every_file_of_the_path_once_and_ends_at_pb
 
 def test_every_file_imports_only_from_lower_floors() -> None:
     list(TopologicalSorter(imports()).static_order())  # raises CycleError, naming the files
+    used = set().union(*(found for name, found in imports().items() if name.startswith("envs.")))
+    assert {name.partition(".")[0] for name in used} == {"envs", "runtime"}, "environments know nothing of learning"
 
 
 def test_nothing_that_trains_imports_a_tool() -> None:

@@ -6,8 +6,8 @@ import pytest
 from parts import make_config
 
 from appo import AsyncPPO
-from envs.families import FAMILIES, family_profile
-from runtime.machine import Machine, automatic
+from envs.families import FAMILIES
+from runtime.machine import Machine, automatic, family_profile
 from runtime.user_error import UserError
 
 MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 4, 5, 6, 7, 8, 16, 36, 128, 256) for gpus in (0, 1, 2)]

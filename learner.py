@@ -62,7 +62,7 @@ class Learner:
         """
         self.buffers, self.policy, self.device, self.report = buffers, policy, device, report
         saved = None
-        if buffers.learners_replaced[policy]:  # there is a newer one, perhaps
+        if buffers.restarts:  # there is a newer one, perhaps
             with contextlib.suppress(UserError):  # all are damaged: the moments of the optimizer begin anew
                 saved = load_newest(cfg.run_dir, policy)[1]
         elif resume_from is not None:

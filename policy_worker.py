@@ -42,7 +42,7 @@ class PolicyWorker:
         self.awaited_policy, self.agent_snapshot, self.agent_slot, self.agent_t, self.agent_version = (
             tensor.numpy() for tensor in (buffers.awaited_policy, buffers.agent_snapshot, buffers.agent_slot,
                                           buffers.agent_t, buffers.agent_version))  # [splits, M]
-        self.asked, self.answered = buffers.asked.numpy(), buffers.answered[policy].numpy()  # [splits]
+        self.generation = buffers.generation.numpy()  # [workers]
         self.has_memory = self.models[CURRENT][0].state_size > 0
         # [S, T(+1), ...] seen as [S * T(+1), ...], so that a (slot, t) pair is one row
         self.rows = {name: tensor.flatten(0, 1) for name, tensor in buffers.trajectories_of(policy).items()}
@@ -86,27 +86,39 @@ class PolicyWorker:
     @torch.inference_mode()
     def serve(self, messages: list[Message]) -> None:
         """Compute the actions of all agents of this policy in the requested splits, in one batch."""
-        # a request may come twice
-        splits = np.array(list(dict.fromkeys(index for kind, index in messages if kind == SPLIT)), dtype=np.int64)
-        asked = self.asked[splits]
-        unanswered = self.answered[splits] != asked
-        splits, asked = splits[unanswered], asked[unanswered]
-        if not len(splits):
-            return
-        own = self.awaited_policy[splits] == self.policy
-        split, agent = own.nonzero()
+        requests = np.array([index for kind, index in messages if kind == SPLIT], dtype=np.int64)
+        while len(requests := requests[self.are_awaited(requests)]) and not self.act_for(requests):
+            pass  # a rollout worker has died meanwhile: once more without it
+        for request in requests.tolist():
+            worker = self.buffers.worker_of_split(request % self.cfg.num_splits)
+            self.buffers.worker_inboxes[worker].put((SPLIT, request))
+
+    def are_awaited(self, requests: np.ndarray) -> np.ndarray:
+        """Tell which requests are of a rollout worker that still lives, [B] bool."""
+        generations, splits = np.divmod(requests, self.cfg.num_splits)
+        return self.generation[splits // self.cfg.worker_num_splits] == generations
+
+    def act_for(self, requests: np.ndarray) -> bool:
+        """Write the actions that were asked for, unless somebody who has asked has died; tell whether."""
+        splits = requests % self.cfg.num_splits
+        split, agent = (self.awaited_policy[splits] == self.policy).nonzero()
         agents = splits[split], agent
         snapshots = self.agent_snapshot[agents]
         played = np.unique(snapshots).tolist() if self.cfg.self_play_past_fraction else [CURRENT]
-        for snapshot in played if len(split) else ():  # none: the worker that asked is gone
+        for snapshot in played:
             chosen = snapshots == snapshot
-            self.act(snapshot, tuple(index[chosen] for index in agents))
-        self.answered[splits] = np.maximum(self.answered[splits], asked)
-        for index in splits.tolist():
-            self.buffers.worker_inboxes[self.buffers.worker_of_split(index)].put((SPLIT, index))
+            outputs = self.act(snapshot, tuple(index[chosen] for index in agents))
+            if not self.are_awaited(requests).all():  # its rows may be filled by another one
+                return False
+            for rows, output in outputs:
+                self.write(rows, output)
+        return True
 
-    def act(self, snapshot: int, agents: tuple[np.ndarray, np.ndarray]) -> None:
-        """Compute the actions of agents, given as (splits [B], their numbers in them [B])."""
+    def act(self, snapshot: int, agents: tuple[np.ndarray, np.ndarray]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """Compute the actions of agents, given as (splits [B], their numbers in them [B]).
+
+        Returns what is to be written into the trajectories, and into which rows [B].
+        """
         model, version = self.fetch(snapshot)
         slots = self.agent_slot[agents] - self.first_slot
         t = self.agent_t[agents]
@@ -122,8 +134,7 @@ class PolicyWorker:
         rows = dict.fromkeys(self.sources, with_last) | {"rank": agent}
         output = self.compute(model, self.gather(rows))
         next_states = {"rnn_states": output.pop("rnn_states")}
-        self.write(row, output | {"policy_version": torch.full_like(row, version)})
-        self.write(with_last + 1, next_states)
+        return [(row, output | {"policy_version": torch.full_like(row, version)}), (with_last + 1, next_states)]
 
     def gather(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy rows [B] of all sources into one batch, on the device."""

@@ -74,17 +74,10 @@ class Split:
         self.episode_return = buffers.agent_return[index].numpy()
         self.episode_length = np.zeros(M, np.int64)  # decisions
         self.last_states = [np.zeros((M, specs["rnn_states"].shape[1]), np.float32) for specs in buffers.specs]
-        replaced = int(buffers.replacements[index // cfg.worker_num_splits])
-        start = buffers.start + replaced * NEW_SEEDS
+        start = buffers.start + int(buffers.generation[index // cfg.worker_num_splits]) * NEW_SEEDS
         self.latest: Step = self.env.reset(
             [derive_seed(cfg.seed, ENVIRONMENT, start, index, i) for i in range(cfg.envs_per_split)])
-        self.asked_policies: list[int] = []  # those whose answers are awaited
-        self.num_asked = buffers.asked[index : index + 1].numpy()  # requests; and how many each policy has answered:
-        self.num_answered = buffers.answered[:, index].numpy()
-
-    def is_answered(self) -> bool:
-        """Tell whether something was asked for, and all policies have answered that."""
-        return bool(self.asked_policies) and all(self.num_answered[self.asked_policies] == self.num_asked)
+        self.num_awaited = 0  # policies that have not answered yet
 
     def match_results(self, own: slice) -> list[tuple[int, float]]:
         """Say how the current policies of an environment did against earlier ones in the episode that has ended.
@@ -142,7 +135,8 @@ class RolloutWorker:
         self.env_steps_of_all = buffers.env_steps.numpy()
         self.env_steps = self.env_steps_of_all[worker : worker + 1]
         self.policy_steps = buffers.policy_steps[worker].numpy()
-        start = buffers.start + int(buffers.replacements[worker]) * NEW_SEEDS
+        self.generation = int(buffers.generation[worker])
+        start = buffers.start + self.generation * NEW_SEEDS
         self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, start, worker))
         self.mapping = find_function("policy_mapping", cfg.policy_mapping) if cfg.policy_mapping else None
         self.shaping = flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
@@ -150,6 +144,8 @@ class RolloutWorker:
         self.slot_place = buffers.slot_place.numpy()
         own = buffers.slots_of_worker(worker)
         self.pool = SlotPool(own, [slot for slots in own for slot in slots if self.slot_place[slot] != WITH_WORKER])
+        for policy, slots in zip(buffers.policies, own, strict=True):  # the worker before may have died saying so
+            policy.trajectories_done.put((SLOTS, *(slot for slot in slots if self.slot_place[slot] == HANDED_IN)))
         self.paused, self.pause_number = True, 0
         splits = range(worker * cfg.worker_num_splits, (worker + 1) * cfg.worker_num_splits)
         self.splits = {index: Split(cfg, index, buffers, make_env) for index in splits}
@@ -171,10 +167,13 @@ class RolloutWorker:
     def handle(self, kind: int, *indices: int) -> None:
         """Act on one message of the inbox, then ask for all actions that can be asked for."""
         if kind == SPLIT:
-            split = self.splits[indices[0]]
-            if not split.is_answered():
+            generation, index = divmod(indices[0], self.cfg.num_splits)
+            if generation != self.generation:  # it was meant for the worker whose place this one has taken
                 return
-            split.asked_policies = []
+            split = self.splits[index]
+            split.num_awaited -= 1
+            if split.num_awaited:
+                return
             self.step(split)
             self.waiting.append(split)
         elif kind == SLOTS:
@@ -399,10 +398,11 @@ class RolloutWorker:
         idle_steps = 0
         while not self.has_reached_goal() and self.take_slots(split):
             split.awaited_policy[:] = np.where(split.acting, split.policy, IDLE)
-            policies = split.asked_policies = list(set(split.policy[split.acting].tolist()))
-            split.num_asked += 1
+            policies = set(split.policy[split.acting].tolist())
+            split.num_awaited = len(policies)
             for policy in policies:
-                self.buffers.policies[policy].requests.put((SPLIT, split.index))
+                self.buffers.policies[policy].requests.put(
+                    (SPLIT, split.index + self.cfg.num_splits * self.generation))
             if policies:
                 return True
             idle_steps += 1

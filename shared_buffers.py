@@ -10,15 +10,15 @@ row, so that a message only has to name the split.
 The protocol, as (kind, index, ...); p is a policy:
 
     inbox                 from                 message             meaning
-    requests[p]           rollout worker    -> (SPLIT, split)      obs[slot, t] of the split's agents of p await actions
-    worker_inboxes[w]     policy worker     -> (SPLIT, split)      ... actions, log_probs, values, ... of p are written
+    requests[p]           rollout worker    -> (SPLIT, request)    obs[slot, t] of the split's agents of p await actions
+    worker_inboxes[w]     policy worker     -> (SPLIT, request)    ... actions, log_probs, values, ... of p are written
     trajectories_done[p]  rollout worker    -> (SLOTS, slot, ...)  these trajectories are complete
     passed_on[p][0]       learner           -> (SLOTS, slot, ...)  ... and stored by the first of two learners (PQL)
     worker_inboxes[w]     learner           -> (SLOTS, slot, ...)  these slots are copied (or trained on), free again
     worker_inboxes[w]     supervisor        -> (PAUSE, number)     hold all requests back, report when none is under way
     worker_inboxes[w]     supervisor        -> (RESUME, 0)         go on
     commands[p][0]        supervisor        -> (SAVE, reason)      write a checkpoint
-    commands[p][0]        supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved
+    commands[p][0]        supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved last
     commands[p][0]        supervisor        -> (LOAD, reset)       take over the parameters in a file, a new optimizer
     commands[p][:]        supervisor        -> (FINISH, number)    report when all that was handed in is trained on
     commands[p][:]        supervisor        -> (CONFIGURE, 0)      read the policy's new settings
@@ -29,9 +29,10 @@ Free slots are a message in their owner's inbox like any other: the worker never
 another, and no split can starve a split of another worker. The slots of agents that step together travel together.
 Commands travel apart from trajectories, and the learner obeys them between two datasets.
 
-A message only says where to look; what is true stands in tables: `asked` and `answered` count the requests of each
-split, `slot_place` says who has each slot. So a message may come twice, and one that died with a process is sent again
-(`runtime/recovery.py`).
+A message only says where to look; what is true stands in tables: `slot_place` says who has each slot. A request names
+its split and the `generation` of the rollout worker, which is another one when the worker was replaced: nobody answers
+one that is gone, and no answer to it reaches its successor. When anything else has died, all processes begin again with
+empty inboxes (`runtime/recovery.py`).
 
 The weights lie beside them (`SharedWeights`). Read next: `rollout_worker.py`.
 """
@@ -65,7 +66,7 @@ from runtime.user_error import UserError
 
 SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, LOAD, FINISH, CONFIGURE, EVALUATE, STOP = range(11)
 Message = Sequence[int]  # (kind, index, ...)
-SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE, SAVE_DONOR = range(4)
+SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE = range(3)
 SHM = Path("/dev/shm")  # where Linux keeps shared memory; in containers it often has 64 MB
 IDLE = -1  # the policy of an agent that awaits no action
 CURRENT = -1  # the "snapshot" of an agent that plays the newest weights
@@ -114,12 +115,6 @@ class Inbox:
             records = (self.RECORD.pack(kind, index) for index in indices[start : start + self.AT_ONCE])
             os.write(self.writer.fileno(), b"".join(records))
 
-    def has_room(self) -> bool:
-        """Return whether a message of one index can be written without waiting."""
-        room = select.poll()
-        room.register(self.writer, select.POLLOUT)
-        return bool(room.poll(0))
-
     def get(self, max_records: int = PER_READ) -> list[Message]:
         """Wait for messages; return all that are there, those of slots joined: (SLOTS, slot, ...)."""
         messages: list[Message] = []
@@ -142,6 +137,11 @@ class Inbox:
     def empty(self) -> bool:
         """Tell whether nothing is there."""
         return not self.reader.poll(0)
+
+    def drain(self) -> None:
+        """Throw away all that is there."""
+        while not self.empty():
+            self.get()
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Arena:
 
 def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int) -> dict[str, Spec]:
     """List what is shared beside trajectories and weights. num_agents: of an environment; num_slots: of all kinds."""
-    agents, splits = (cfg.num_splits, cfg.envs_per_split * num_agents), (cfg.num_splits,)
+    agents = (cfg.num_splits, cfg.envs_per_split * num_agents)
     workers, policies = cfg.num_workers, cfg.num_policies
     num_components = workers + policies * (len(cfg.learners) + cfg.policy_workers_per_policy)
     return {
@@ -231,11 +231,9 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
         "agent_t": Spec(agents, torch.int64),  # its row there
         "agent_version": Spec(agents, torch.int64),  # that of the weights that gave it its hidden state
         "agent_return": Spec(agents, torch.float64),  # that of its episode so far
-        "asked": Spec(splits, torch.int64),  # requests
-        "answered": Spec((policies, *splits), torch.int64),  # how many each policy has answered
         "pulses": Spec((num_components + 1, 3), torch.int64),  # the table of `runtime/pulse.py`
-        "replacements": Spec((workers,), torch.int64),  # how often each rollout worker was replaced
-        "learners_replaced": Spec((policies,), torch.int64),
+        "generation": Spec((workers,), torch.int64),  # how often each rollout worker was replaced
+        "restarts": Spec((), torch.int64),  # how often all processes have begun again
         # sampled by each rollout worker; in the last row what was sampled elsewhere: before a resume, by other ranks
         "env_steps": Spec((workers + 1,), torch.int64),
         "policy_steps": Spec((workers + 1, policies), torch.int64),  # decisions of the agents of each policy

@@ -32,8 +32,9 @@ from runtime.records import Records
 from runtime.recovery import Failure, Recovery
 from runtime.run_folder import configure, count_start, prepare_run_dir, refusing_files
 from runtime.stop import STOP_SIGNAL
+from runtime.training_state import save_published
 from runtime.user_error import ComponentError, UserError
-from shared_buffers import FINISH, LOAD, SAVE, SAVE_DONOR, SAVE_PERIODIC, STOP, SharedBuffers
+from shared_buffers import COPY, FINISH, LOAD, SAVE, SAVE_PERIODIC, STOP, SharedBuffers
 
 STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
 
@@ -75,7 +76,7 @@ class Supervisor:
         self.sampling, self.refused = Sampling(self.buffers), ""  # why parameters could not be taken over
         self.recovery: Recovery | None = None  # who was never made is not replaced
         self.evaluations = Evaluations(cfg, self.buffers)
-        self.giving_up = self.ended = False
+        self.ended = False
         self.process = os.getpid()  # one that is forked by hand has no part in all this
         self.trained_until = 0  # ns of `time.perf_counter_ns`
         # after everything that may be refused, since it may move or delete an old run
@@ -88,7 +89,7 @@ class Supervisor:
                 start = ranks.from_rank_0(f"{store_prefix}/start", count_start(cfg.run_dir))
             self.buffers.start = int(start) + ranks.MAX_STARTS * ranks.this_rank().rank  # no two play the same episodes
             restore(run_cfg, self.buffers, plan)
-            self.population = Population(cfg, self.buffers, plan.places) if cfg.with_pbt else None
+            self.population = Population(cfg, self.buffers, self.commands, plan.places) if cfg.with_pbt else None
             classes = self.rollout_worker_class, self.learner_class, self.policy_worker_class
             components = self.components = list_components(cfg, self.buffers, plan, *classes)
             self.unready = {index: component.name for index, component in enumerate(components)}
@@ -188,7 +189,7 @@ class Supervisor:
             for policy in range(self.cfg.num_policies):
                 self.commands.send(policy, FINISH, self.sampling.num_pauses, learner)
             self._wait_for_answers(FINISH, "finish", unless=STOP_SIGNAL)
-            self.commands.forget(kind=FINISH)  # where a signal has interrupted
+            self.commands.forget(FINISH)  # where a signal has interrupted
 
     def _wait_for_answers(self, kind: int, what: str, unless: Callable[[], bool] = lambda: False) -> None:
         """Wait until the learners have answered all commands of a kind."""
@@ -197,7 +198,8 @@ class Supervisor:
 
     def _save(self) -> None:
         if self.population is not None:  # a replacement is not half done in the checkpoints
-            self._wait_until(lambda: not self.population.is_copying, lambda: "a donor did not save")
+            self._wait_until(lambda: not self.population.copying, lambda: "a donor did not save")
+            self._wait_for_answers(COPY, "copy")
         for _ in range(2):  # once more if it could not be written: the folder may be made anew now
             for policy in range(self.cfg.num_policies):
                 self.commands.send(policy, SAVE, SAVE_PERIODIC)
@@ -206,21 +208,15 @@ class Supervisor:
                 break
 
     def _give_up(self, *, save: bool) -> None:
-        """End everything; save before what was learned, also by a learner that has died."""
-        recovery, self.recovery, self.giving_up = self.recovery, None, True
-        self.buffers.stopping.fill_(True)
-        with contextlib.ExitStack() as at_last:
-            at_last.callback(self._kill)
-            at_last.enter_context(contextlib.suppress(ComponentError, UserError))
-            if not save or ranks.this_rank().world_size > 1:  # ranks save together or not at all
-                return
-            for policy in recovery.bring_learners_back() if recovery is not None else ():
-                self.commands.forget(policy=policy)  # what it was told has gone with it
-            for policy in self.crew.whole("learner"):
-                self.commands.send(policy, SAVE, SAVE_PERIODIC)
-            self.commands.forget(kind=LOAD)
-            self._wait_until(lambda: not {of for of, *_ in self.commands.open} & self.crew.whole("learner"),
-                             lambda: "what was learned last could not be saved")
+        """End everything, whatever its state; save the weights that were published last."""
+        self.recovery = None
+        self._kill()
+        if not save or ranks.this_rank().world_size > 1:  # ranks save together or not at all
+            return
+        for policy in range(self.cfg.num_policies):
+            with contextlib.suppress(OSError):
+                name = save_published(self.cfg, self.buffers, policy)
+                self.records.add("saved", [policy, SAVE_PERIODIC, name, 0.0], self.env_steps)
 
     def _check_alive(self) -> None:
         if self.ended or self.process != os.getpid():
@@ -269,15 +265,14 @@ class Supervisor:
         if kind == "ready":
             self.unready.pop(content[0], None)
         elif kind == "died":
-            is_learner = self.components[content[0]].role == "learner"
-            if not (self.buffers.stopping and (self.giving_up or not is_learner)):  # else: no loss
+            if not self.buffers.stopping or self.components[content[0]].role == "learner":  # else: no loss
                 self._replace(Failure(*content))
-        elif kind == "saved" and content[1] == SAVE_DONOR:
-            self.population.donor_saved(content[0])
-        elif kind == "unsaved" and content[1] == SAVE_DONOR:
-            self.population.donor_unsaved()
+        elif kind == "copied":
+            self.commands.answered(content[0], COPY, content[1])
         elif kind == "saved" or (kind == "unsaved" and content[1] is not None):
             self.commands.answered(content[0], SAVE, content[1])
+            if self.population is not None and content[1] == SAVE_PERIODIC:
+                self.population.saved(content[0])
         elif kind == "paused":
             self.sampling.confirmed(*content)
         elif kind == "loaded":
@@ -289,7 +284,7 @@ class Supervisor:
             self.commands.answered(content[0], FINISH, content[2], learner=content[1])
         elif kind == "evaluated":
             self.evaluations.scored(content[0])
-        if kind not in ("ready", "died", "paused", "loaded", "finished"):
+        if kind not in ("ready", "died", "paused", "loaded", "copied", "finished"):
             self.records.add(kind, content, self.env_steps)
 
     def _advance(self) -> None:
@@ -302,14 +297,12 @@ class Supervisor:
         """Replace a component that died or hangs. Raises `ComponentError` when that is not possible."""
         if self.recovery is None:
             raise ComponentError(failure.describe())
-        component = self.recovery.handle(failure)
+        all_begin_again = self.recovery.handle(failure)
         self.records.num_replaced = self.recovery.count
-        if component.role == "evaluator":
+        if all_begin_again:
+            self.commands.send_again()
+        if all_begin_again or self.components[failure.index].role == "evaluator":
             self.evaluations.lost(self.env_steps)
-        elif component.role == "learner":  # what it was told has gone with it
-            self.commands.send_again(component.number)
-            if self.population is not None:
-                self.population.learner_replaced(component.number)
 
     def _wait_until(self, condition: Callable[[], bool], complaint: Callable[[], str],
                     more_seconds: float = 0.0) -> None:

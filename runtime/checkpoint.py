@@ -3,8 +3,8 @@
 A checkpoint is one file of plain numbers, tensors and dicts: a zip archive with a CRC-32 of each part, all of which are
 compared when it is loaded. Its name carries its age, which must be that of its content:
 `checkpoint_{sgd_steps:09}_{env_steps:011}.pt`, so that names sort by time. Beside it lie `best.pt` with its score (from
-the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, `donor.pt`, which
-another policy copies, and for a moment `given.pt`, which the user gave. Written by `training_state.py` and
+the evaluator it has no optimizer), `milestone_...pt`, the opponents for self-play, `snapshot_...pt`, and for a moment
+`given.pt`, which the user gave. Written by `training_state.py` and
 `evaluator.py`, read by `plan.py` (resume) and `policy.py`.
 """
 
@@ -21,7 +21,7 @@ from torch import nn
 from runtime.files import replacing
 from runtime.user_error import UserError
 
-BEST, DONOR, GIVEN = "best.pt", "donor.pt", "given.pt"
+BEST, GIVEN = "best.pt", "given.pt"
 FORMAT = 2  # of the files
 NAME = re.compile(r"(checkpoint|milestone|snapshot)_\d{9,}_\d{11,}\.pt")
 

@@ -43,7 +43,7 @@ class Sampling:
 
 
 class Commands:
-    """Sends commands that learners answer. A learner that takes the place of another is sent again what is open."""
+    """Sends commands that learners answer; after all processes have begun again, once more what is open."""
 
     def __init__(self, buffers: SharedBuffers) -> None:
         self.buffers = buffers
@@ -68,15 +68,14 @@ class Commands:
         count = len(self.buffers.policies[0].commands)
         return [*range(count), 0] if count > 1 else [0]
 
-    def forget(self, policy: int | None = None, kind: int | None = None) -> None:
-        """Wait no more for the answers of a policy, or to commands of a kind."""
-        self.open = [command for command in self.open if policy != command[0] and kind != command[2]]
+    def forget(self, kind: int) -> None:
+        """Wait no more for the answers to commands of a kind."""
+        self.open = [command for command in self.open if kind != command[2]]
 
-    def send_again(self, policy: int) -> None:
-        """Send the open commands of a policy to its new learner, each once."""
-        own = dict.fromkeys(command for command in self.open if command[0] == policy)
-        self.forget(policy)
-        for _, learner, kind, index in own:
+    def send_again(self) -> None:
+        """Send the open commands to the new learners."""
+        again, self.open = dict.fromkeys(self.open), []
+        for policy, learner, kind, index in again:
             self.send(policy, kind, index, learner)
 
     def describe(self, kind: int) -> str:

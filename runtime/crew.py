@@ -178,12 +178,6 @@ class Processes:
                 else:
                     report((kind, *([index] if kind == "ready" else content)))
 
-    def whole(self, role: str) -> set[int]:
-        """Return the numbers in this role of which every process is there."""
-        lives = [(component.number, process.is_alive())
-                 for component, process in zip(self.components, self.processes, strict=True) if component.role == role]
-        return {number for number, _ in lives} - {number for number, is_there in lives if not is_there}
-
     def leave(self, report: Report, timeout_sec: float) -> list[str]:
         """Wait for the processes, which were told to stop, and pass on their last reports; return who is late."""
         wake_server()
@@ -244,10 +238,6 @@ class OneProcess:
         with left_alone(self.own):
             for component in self.components:
                 component.turn()
-
-    def whole(self, role: str) -> set[int]:
-        """Return none: what has failed here is the whole program."""
-        return set()
 
     def leave(self, report: Report, timeout_sec: float) -> list[str]:
         """Close what has environments."""

@@ -1,9 +1,10 @@
 """The population as it lives: applies the rules of `pbt.py` to the policies of a run. Owned by the supervisor.
 
-It holds the settings and the reward shaping of every policy, decides when a policy is due, and tells the learners:
-the donor saves itself (SAVE_DONOR), then the policy that is replaced copies the file (COPY) and reads its new settings
-(CONFIGURE) from shared memory. Rollout workers read the shaping there whenever an episode begins. Each learner saves
-what it has read with its weights: a resumed run takes both from one file, so that after a crash they belong together.
+It holds the settings and the reward shaping of every policy, decides when a policy is due, and tells the learners: the
+donor saves itself (SAVE), then the policy that is replaced copies its newest checkpoint (COPY) and reads its new
+settings (CONFIGURE) from shared memory. Rollout workers read the shaping there whenever an episode begins. Each learner
+saves what it has read with its weights: a resumed run takes both from one file, so that after a crash they belong
+together.
 
     policy_NN_cfg.json               the settings of a policy, to be read by people
     policy_NN_reward_shaping.json    its reward shaping, if the environment offers one
@@ -15,7 +16,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import time
 from typing import Any
 
 import numpy as np
@@ -23,24 +23,23 @@ import torch
 
 import pbt
 from config import Config, tunable
+from runtime.commands import Commands
 from runtime.files import add_line, finite, save_settings, write_atomically
 from runtime.records import read_history
 from runtime.seeding import POPULATION, derive_seed
 from runtime.user_error import UserError
-from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_DONOR, SharedBuffers
-
-DONOR_RETRY_SEC = 5.0
+from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_PERIODIC, SharedBuffers
 
 
 class Population:
     """Settings and fates of all policies. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, saved: list[dict[str, Any]]) -> None:
+    def __init__(self, cfg: Config, buffers: SharedBuffers, commands: Commands, saved: list[dict[str, Any]]) -> None:
         """Begin with what the checkpoints of a resumed run hold of each policy, or else with one mutation.
 
         saved: `TrainingState.place_in_population` of each policy; empty: it is new. The first policy is never mutated.
         """
-        self.cfg, self.buffers = cfg, buffers
+        self.cfg, self.buffers, self.commands = cfg, buffers, commands
         self.default_settings = tunable(cfg)
         self.limits = {field.name: field.metadata["tune"] for field in dataclasses.fields(cfg)}
         self.default_shaping = pbt.flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
@@ -48,8 +47,6 @@ class Population:
         self.shaping = [self.default_shaping] * cfg.num_policies
         self.last_update: dict[int, int] = {}  # of each policy, in its own steps
         self.copying: tuple[int, int] | None = None  # a policy that waits for its donor to save itself, and the donor
-        self.told_to_copy: dict[int, tuple[int, int]] = {}  # donor, and `first_version` before
-        self.asks_again_at = math.inf  # for a donor that could not be saved, s of `time.monotonic`
         self.history = cfg.run_dir / "population.jsonl"
         self.rng = np.random.default_rng(derive_seed(cfg.seed, POPULATION, buffers.start))
         for policy, place in enumerate(saved):
@@ -76,9 +73,6 @@ class Population:
         """
         cfg, kinds = self.cfg, self.buffers.kind_of_policy
         decisions = []
-        if time.monotonic() > self.asks_again_at:
-            self.asks_again_at = math.inf
-            self._send(self.copying[1], (SAVE, SAVE_DONOR))
         for policy in range(cfg.num_policies):
             rivals = {other: objectives[other] for other in range(cfg.num_policies) if kinds[other] == kinds[policy]}
             if (self.copying or None in rivals.values() or not pbt.is_due(
@@ -98,48 +92,19 @@ class Population:
             decision = decision._replace(words="; ".join([decision.words, *changes]))
             self._record(policy, steps[policy], objectives[policy], decision)
             if decision.donor is None:
-                self._publish(policy)
-                self._send(policy, (CONFIGURE, 0))
+                self._configure(policy)
             else:
                 self.copying = policy, decision.donor
-                self._send(decision.donor, (SAVE, SAVE_DONOR))
+                self.commands.send(decision.donor, SAVE, SAVE_PERIODIC)
             decisions.append(decision)
         return decisions
 
-    def donor_saved(self, donor: int) -> None:
+    def saved(self, donor: int) -> None:
         """Let the policy that waits for this donor copy it."""
-        if self.copying is None or self.copying[1] != donor:  # it was asked twice
-            return
-        policy = self.copying[0]
-        self.copying = None
-        self.asks_again_at = math.inf
-        self.told_to_copy[policy] = donor, int(self.buffers.first_version[policy])
-        self._publish(policy)
-        self._send(policy, (COPY, donor))
-        self._send(policy, (CONFIGURE, 0))
-
-    def learner_replaced(self, policy: int) -> None:
-        """Tell the new learner of a policy again what it may not have heard of."""
-        if policy in self.told_to_copy:
-            donor, before = self.told_to_copy[policy]
-            first_version = self.buffers.first_version
-            weights = self.buffers.policies[policy].weights
-            if first_version[policy] > weights.version:  # it died before the copy was published
-                first_version[policy] = before
-            if first_version[policy] == before:
-                self._send(policy, (COPY, donor))
-        self._send(policy, (CONFIGURE, 0))
-        if self.copying and self.copying[1] == policy:
-            self._send(policy, (SAVE, SAVE_DONOR))
-
-    def donor_unsaved(self) -> None:
-        """Ask again later for what could not be written."""
-        self.asks_again_at = time.monotonic() + DONOR_RETRY_SEC
-
-    @property
-    def is_copying(self) -> bool:
-        """Tell whether a donor is saving itself; one that could not is asked again later."""
-        return self.copying is not None and self.asks_again_at == math.inf
+        if self.copying is not None and self.copying[1] == donor:
+            policy, self.copying = self.copying[0], None
+            self.commands.send(policy, COPY, donor)
+            self._configure(policy)
 
     def numbers(self, policy: int) -> dict[str, Any]:
         """Return all that may be mutated of a policy, for the records."""
@@ -164,9 +129,11 @@ class Population:
 
     # ---- effects -------------------------------------------------------------------------------------------------
 
-    def _send(self, policy: int, message: tuple[int, int]) -> None:
-        for commands in self.buffers.policies[policy].commands[: None if message[0] == CONFIGURE else 1]:
-            commands.put(message)
+    def _configure(self, policy: int) -> None:
+        """Give a policy its new numbers."""
+        self._publish(policy)
+        for commands in self.buffers.policies[policy].commands:
+            commands.put((CONFIGURE, 0))
 
     def _publish(self, policy: int) -> None:
         """Write a policy's numbers where its learner and the rollout workers read them, and into its files."""

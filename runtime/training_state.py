@@ -4,6 +4,7 @@ It is saved, resumed, copied from another policy (population-based training) and
 Owned by the learner; `learner.py` is what changes it.
 """
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -19,7 +20,7 @@ from reducer import Reducer, state_tensors
 from runtime import checkpoint
 from runtime.ranks import this_rank
 from runtime.user_error import UserError
-from shared_buffers import SAVE_BEST, SAVE_DONOR, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers, SharedWeights
+from shared_buffers import SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers, SharedWeights
 
 
 class TrainingState:
@@ -48,7 +49,7 @@ class TrainingState:
         self.configure()
         if saved is not None:
             self.load_state_dict(saved)
-        if buffers.learners_replaced[policy]:  # this one takes the place of another, whose last weights were published
+        if buffers.restarts:  # the last weights of the learner before were published
             self.sgd_steps = max(self.sgd_steps, self.weights.version)
             self.decisions_trained = max(self.decisions_trained, int(buffers.decisions_trained[policy]))
         elif saved is None and is_first:  # of a run that ended before it could be resumed
@@ -141,8 +142,8 @@ class TrainingState:
         self.weights.publish(self.model, self.sgd_steps, wait=wait)
 
     def save(self, reason: int, kept: dict[str, Any], reducer: Reducer) -> None:
-        """Write a checkpoint: SAVE_PERIODIC (the newest few are kept), SAVE_MILESTONE (all are kept), SAVE_BEST or, for
-        another policy to copy, SAVE_DONOR (both replace the one before).
+        """Write a checkpoint: SAVE_PERIODIC (the newest few are kept), SAVE_MILESTONE (all are kept), or SAVE_BEST
+        (which replaces the one before).
 
         kept: what a periodic one keeps beside it, a replay.
         """
@@ -151,8 +152,7 @@ class TrainingState:
         if reason == SAVE_BEST:
             state["score"] = float(self.buffers.best_score[self.policy])
             state["sort_of_score"] = int(self.buffers.best_sort[self.policy])
-        names = {SAVE_BEST: checkpoint.BEST, SAVE_DONOR: checkpoint.DONOR,
-                 SAVE_MILESTONE: checkpoint.checkpoint_name("milestone", state)}
+        names = {SAVE_BEST: checkpoint.BEST, SAVE_MILESTONE: checkpoint.checkpoint_name("milestone", state)}
         path = self.folder / names.get(reason, checkpoint.checkpoint_name("checkpoint", state))
         try:
             if this_rank().rank == 0:  # all have the same
@@ -181,20 +181,18 @@ class TrainingState:
             self.learning_rate = self.linear_rate() if decays else self.cfg.learning_rate
 
     def copy_policy(self, donor: int, reducer: Reducer) -> None:
-        """Take over the weights and the optimizer that another policy has saved.
+        """Take over the weights and the optimizer of another policy's newest checkpoint.
 
         The counters and the learning rate stay this policy's own. Nobody learns any more from the actions of its former
         weights.
         """
-        path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.DONOR
-        try:
-            state = checkpoint.load_checkpoint(path)
-        except UserError as error:  # it has gone away since it was written: this policy keeps its own weights
-            self.report(("unsaved", self.policy, None, str(error)))
-            return
-        checkpoint.load_weights(self.model, state, path, self.cfg.algo)
-        self.load_optimizer(state["optimizer"])
-        self.begin_anew(reducer)
+        with contextlib.suppress(UserError):  # all have gone away: this policy keeps its own weights
+            path, state, _ = checkpoint.load_newest(self.cfg.run_dir, donor)
+            if state is not None:
+                checkpoint.load_weights(self.model, state, path, self.cfg.algo)
+                self.load_optimizer(state["optimizer"])
+                self.begin_anew(reducer)
+        self.report(("copied", self.policy, donor))
 
     def load_given(self, reducer: Reducer, *, reset_optimizer: bool) -> None:
         """Take over the parameters that the user gave, and the optimizer if the file holds one.
@@ -305,6 +303,24 @@ def read_together(tensors: list[Tensor]) -> list[Tensor]:
     flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def save_published(cfg: Config, buffers: SharedBuffers, policy: int) -> str:
+    """Save the newest weights of a policy whose learner is gone, beside all else of its last checkpoint.
+
+    Returns the name of the file. Raises `OSError`.
+    """
+    state: dict[str, Any] = {}
+    with contextlib.suppress(UserError):  # all are damaged
+        state = checkpoint.load_newest(cfg.run_dir, policy)[1] or {}
+    weights, version = buffers.policies[policy].weights.read()
+    state |= {"algo": str(cfg.algo), "config": cfg.as_dict(), "model": weights, "sgd_steps": version,
+              "env_steps": int(buffers.env_steps.sum()), "policy_steps": int(buffers.policy_steps[:, policy].sum()),
+              "env_steps_trained": int(buffers.decisions_trained[policy]),
+              "spaces": buffers.info.spaces_of(buffers.policies[policy].kind)}
+    path = checkpoint.policy_dir(cfg.run_dir, policy) / checkpoint.checkpoint_name("checkpoint", state)
+    checkpoint.save_checkpoint(state, path)
+    return path.name
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ class Run:
 
     def blamed(self, begin: int) -> set[str]:
         """Return the components that were replaced, by what the log says from there on."""
-        line = r"^\S+ \S+ (\w+) (?:was killed|left|hangs|failed).*; it is replaced \("
+        line = r"^\S+ \S+ (\w+) (?:was killed|left|hangs|failed).*; (?:it is replaced|all processes begin again) \("
         return set(re.findall(line, self.read("log.txt")[begin:], re.MULTILINE))
 
     def left(self) -> list[str]:

@@ -66,7 +66,6 @@ class Rig:
         data["new_episode"][slots, 0] = True
         for t in range(self.cfg.rollout):
             self.buffers.agent_t[:] = t
-            self.buffers.asked[:] += 1
             self.policy_worker.serve([(SPLIT, split) for split in range(self.cfg.num_splits)])
             ends = torch.rand(len(slots), generator=rng)
             data["terminated"][slots, t] = ~resetting & (ends < end)

@@ -3,19 +3,16 @@
 import multiprocessing
 import os
 import random
-import select
 import signal
 import time
 from collections import Counter
 
-import psutil
 import pytest
 from one_policy import drain
 
 from shared_buffers import PAUSE, SLOTS, SPLIT, STOP, Inbox
 
 FORK = multiprocessing.get_context("fork")
-MANY = 1541
 
 
 def test_messages_come_in_order_and_slots_are_joined() -> None:
@@ -58,21 +55,6 @@ def write(inbox: Inbox, writer: int) -> None:
         number += 100
 
 
-def read(inbox: Inbox, out: Inbox) -> None:
-    while True:
-        for _, *indices in inbox.get():
-            out.put((SLOTS, *indices))
-
-
-def wait_for(inbox: Inbox, seconds: float) -> list[int]:
-    """Take what comes into an inbox within some seconds."""
-    taken, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        if select.select([inbox.reader], [], [], 0.05)[0]:
-            taken += [index for _, *indices in inbox.get() for index in indices]
-    return taken
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_records_of_writers_that_are_killed_or_frozen_are_whole_and_in_order(number: int) -> None:
     """Each writer sends 0, 1, 2, ... as a kind of its own; the others go on."""
@@ -98,26 +80,5 @@ def test_records_of_writers_that_are_killed_or_frozen_are_whole_and_in_order(num
         assert seen[105] > before, "the last one writes on"
     finally:
         for process in writers:
-            process.kill()
-            process.join()
-
-
-def test_a_reader_that_is_killed_or_frozen_holds_no_other_reader_up() -> None:
-    inbox, out = Inbox(FORK, MANY), Inbox(FORK, 100_000)
-    readers = [FORK.Process(target=read, args=(inbox, out), daemon=True) for _ in range(3)]
-    for process in readers:
-        process.start()
-    try:
-        sent = 0
-        for process, number in zip(readers[:2], (signal.SIGKILL, signal.SIGSTOP), strict=True):
-            os.kill(process.pid, number)
-            while psutil.Process(process.pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-                time.sleep(0.001)  # what it takes before is lost with it
-            inbox.put((SLOTS, *range(sent, sent + MANY)))
-            sent += MANY
-            taken = wait_for(out, 0.5)
-            assert sorted(taken) == list(range(sent - MANY, sent)), "those that are left take all, each once"
-    finally:
-        for process in readers:
             process.kill()
             process.join()

@@ -1,5 +1,7 @@
 """Recovery: components that die or hang are replaced, the rest of the run goes on, nothing is put together wrongly."""
 
+import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -8,11 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import checked
+import parts
 import psutil
 import pytest
 from test_train import SMALL, TRAIN_PY, Outcome, newest_state, read_summary, run_train, wait_until
+
+from rollout_worker import RolloutWorker
+from runtime.user_error import ComponentError
+from supervisor import Supervisor
 
 COMPONENTS = ["rollout_worker_0", "rollout_worker_1", "learner", "evaluator", "policy_worker_0", "policy_worker_1"]
 CHECKED = ["--env=my_checked:Telling", "--algo=my_checked:Checked", "--experiment=first", "--num_workers=2",
@@ -51,9 +59,10 @@ def run_checked(folder: Path, disturb: Callable[[subprocess.Popen], None], *flag
 
 @pytest.mark.parametrize(("number", "what", "turns"), [
     (signal.SIGKILL, "was killed by SIGKILL", [[name] for name in COMPONENTS]),
-    (signal.SIGSTOP, "hangs", [COMPONENTS[:4], *([name] for name in COMPONENTS[4:])])], ids=["killed", "stopped"])
+    (signal.SIGSTOP, "hangs", [["rollout_worker_0", "rollout_worker_1", "evaluator"], ["learner"],
+                               ["policy_worker_0"], ["policy_worker_1"]])], ids=["killed", "stopped"])
 def test_every_component_is_replaced(tmp_path: Path, number: int, what: str, turns: list[list[str]]) -> None:
-    """It takes --stall_timeout_sec to notice those that are stopped, so most are stopped at once."""
+    """It takes --stall_timeout_sec to notice those that are stopped, so some are stopped at once."""
     def disturb(process: subprocess.Popen) -> None:
         done = 0
         for names in turns:
@@ -152,3 +161,29 @@ def test_ctrl_z_stops_all_and_fg_lets_them_go_on(tmp_path: Path) -> None:
 
     assert run_checked(tmp_path, disturb).status == 0
     assert read_summary(tmp_path / "first").get("num_replaced", 0) == 0
+
+
+class Hit(RolloutWorker):
+    """Is killed with messages in hand, when it has taken some for the 20th time."""
+
+    def run(self) -> None:
+        get, calls = self.inbox.get, itertools.count(1)
+
+        def count(*args: Any) -> Any:
+            messages = get(*args)
+            if next(calls) == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return messages
+
+        self.inbox.get = count
+        super().run()
+
+
+def test_who_is_killed_with_messages_in_hand_is_replaced_and_the_run_does_not_wait_for_ever(tmp_path: Path) -> None:
+    running = type("System", (Supervisor,), {"rollout_worker_class": Hit})(
+        "CartPole-v1", train_dir=str(tmp_path), **parts.SMALL | {"num_workers": 2, "max_restarts": 1})
+    with pytest.raises(ComponentError, match="was killed by SIGKILL"):
+        running.train(10**9)
+    running.close()
+    assert running.records.num_replaced == 1, "the one that took its place was hit too"
+    assert not multiprocessing.active_children()

@@ -2,8 +2,8 @@
 
     python -m docs.experiments.kill
 
-CartPole trains, and each of its processes gets SIGKILL in turn. It prints after how many seconds the process was
-replaced and another SGD step was taken.
+CartPole trains, and each of its processes gets SIGKILL in turn. It prints after how many seconds it was replaced, alone
+or with all others, and another SGD step was taken.
 """
 
 import contextlib
@@ -19,8 +19,9 @@ from trainer import APPO
 SETTLE_SEC = 1.0
 
 
-def kill(system, process):
+def kill(system, index):
     """Kill a process while the system trains; return the seconds until learning has gone on without it."""
+    process = system.crew.processes[index]
     count, versions, seconds = system.recovery.count, None, 0.0
     begin = time.monotonic() + SETTLE_SEC
     killer = threading.Timer(SETTLE_SEC, os.kill, (process.pid, signal.SIGKILL))
@@ -43,6 +44,6 @@ def kill(system, process):
 if __name__ == "__main__":
     with (tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()),
           APPO("CartPole-v1", train_dir=folder, num_workers=2, num_envs_per_worker=8) as system):
-        found = [(process.name, kill(system, process)) for process in list(system.crew.processes)]
+        found = [(component.name, kill(system, index)) for index, component in enumerate(system.components)]
     for name, seconds in found:
         print(f"{name:16} killed: learning went on after {seconds:.1f} s")

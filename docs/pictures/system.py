@@ -159,25 +159,21 @@ def death() -> Canvas:
     page = Canvas(438)
     columns = (
         (ROLLOUT, "a rollout worker dies", "its environments and the\ntrajectories it has begun",
-         "begins new episodes,\nwith other seeds", "slots that it had handed in\nand nobody has taken"),
-        (POLICY, "a policy worker dies", "nothing: it has no state",
-         "copies the weights; the others\nof its policy are replaced too",
-         "all requests of its policy\nthat are not answered"),
-        (LEARNER, "the learner dies", "the dataset in training; its\noptimizer since the checkpoint",
-         "goes on with the weights\npublished last", "slots that are not trained on;\nwhich slots are free"))
-    for row, (text, y) in enumerate((("lost", 120), ("the new one", 206), ("sent again", 292))):
+         "it alone, with other seeds", "all others; what it has handed in\nis learned from"),
+        (LEARNER, "anything else dies", "what all had under way; of the optimizer\nwhat the newest checkpoint lacks",
+         "all processes, with empty inboxes", "the weights that were published last,\nall counters and settings"))
+    for row, (text, y) in enumerate((("lost", 120), ("begins again", 206), ("lives on", 292))):
         page.words(16, y, text, at="left", bold=True, color=(WARN, INK, MEMORY)[row])
     for column, (color, title, *cells) in enumerate(columns):
-        x = 120 + 236 * column
-        page.box(x, 20, 222, 44, color)
-        page.words(x + 100, 42, title, size=14, bold=True)
-        page.cross(x + 203, 42, 6, WARN)
+        x = 130 + 346 * column
+        page.box(x, 20, 330, 44, color)
+        page.words(x + 150, 42, title, size=14, bold=True)
+        page.cross(x + 305, 42, 6, WARN)
         for row, (cell, y) in enumerate(zip(cells, (120, 206, 292), strict=True)):
-            edge = (WARN, color, MEMORY)[row]
-            page.box(x, y - 31, 222, 62, edge, cell, strength=0 if cell.startswith("nothing") else 0.1)
-            page.arrow((x + 111, y - 55 + 2 * (row == 0)), (x + 111, y - 33), color=SOFT, line=1.2)
+            page.box(x, y - 31, 330, 62, (WARN, color, MEMORY)[row], cell, strength=0.1)
+            page.arrow((x + 165, y - 55 + 2 * (row == 0)), (x + 165, y - 33), color=SOFT, line=1.2)
     page.box(16, 350, 798, 72, MEMORY, strength=0.08)
     page.words(415, 370, "why this works", bold=True, color=MEMORY)
-    page.words(415, 398, "What is true stands in tables in shared memory; messages only say where to look, and may "
-               "come twice.\nNobody holds a lock. Weights lie there twice: one copy is always whole.")
+    page.words(415, 398, "All data lies in shared memory, which no process takes along; a lock ends with its holder.\n"
+               "A request names the worker that asks: no answer to a dead one reaches its successor.")
     return page

@@ -60,7 +60,6 @@ class Rig:
         self.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(self.buffers.agent_slot))
         for t in range(T):
             self.buffers.agent_t.fill_(t)
-            self.buffers.asked[:] += 1
             self.policy_worker.serve([(SPLIT, split) for split in served_at(t)])
         return {name: tensor.clone() for name, tensor in data.items()}
 

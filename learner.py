@@ -27,6 +27,7 @@ from losses import MaskedMean
 from normalizers import hold_units
 from reducer import make_reducer
 from runtime.checkpoint import load_checkpoint, load_newest
+from runtime.heartbeat import SAVE_PATIENCE
 from runtime.machine import body_dtype, prepare
 from runtime.ranks import this_rank
 from runtime.seeding import SHUFFLE, derive_seed
@@ -107,6 +108,7 @@ class Learner:
         """Train on datasets as they come until told to stop."""
         self.feed.start()
         while self.obey_commands():
+            self.commands.beat()
             dataset = self.feed.next(COMMAND_SEC)
             if dataset is not None:
                 self.train(dataset)
@@ -141,6 +143,7 @@ class Learner:
             if command == STOP:
                 return False
             if command == SAVE:
+                self.commands.beat(SAVE_PATIENCE)
                 with self.feed.saving() as kept:
                     self.state.save(index, kept, self.reducer)
             elif command == COPY:
@@ -210,6 +213,7 @@ class Learner:
 
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
+        self.commands.beat()
         for group in self.state.optimizer.param_groups:
             group["lr"] = self.state.learning_rate
         if self.algorithm.update is not None:

@@ -55,14 +55,9 @@ class PolicyWorker:
 
     def run(self) -> None:
         """Serve requests until told to stop."""
-        while True:
-            messages = self.requests.get()
+        while [STOP, 0] not in (messages := self.requests.get()):
             self.serve(messages)
-            stops = [message for message in messages if message[0] == STOP]
-            for message in stops[1:]:  # of the other policy workers
-                self.requests.put(message)
-            if stops:
-                return
+        self.requests.put((STOP, 0))  # this one may have taken that of another policy worker
 
     def turn(self) -> None:
         """Serve the requests that are there (serial mode)."""

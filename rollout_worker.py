@@ -189,6 +189,7 @@ class RolloutWorker:
 
     def step(self, split: Split) -> None:
         """Step a split's environments with the actions in its trajectories and store what happened."""
+        self.inbox.beat()
         actions = [rows["actions"][split.slots[kind.index] - first, split.t[kind.index]]
                    for kind, rows, first in zip(split.env.kinds, self.rows, split.first_slot, strict=True)]
         self.absorb(split, split.env.step(actions))

@@ -62,6 +62,8 @@ from envs.flat_spaces import num_columns, obs_dtype
 from envs.vector_env import EnvInfo
 from pbt import flatten_shaping
 from reducer import SharedTraining
+from runtime.children import make_pipe
+from runtime.heartbeat import COUNT, WAITS
 from runtime.user_error import UserError
 
 SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, LOAD, FINISH, CONFIGURE, EVALUATE, STOP = range(11)
@@ -87,20 +89,12 @@ class Inbox:
     RECORD = struct.Struct("ii")
     PER_READ = select.PIPE_BUF // RECORD.size  # records of one read
     AT_ONCE = 64  # records of one write; the kernel begins a new page where one does not fit: small ones waste little
+    heartbeat = np.zeros(3, np.int64)  # of the component whose main thread waits here: set in its process
 
     def __init__(self, context: Any, num_records: int) -> None:
         """Make it so large that no writer waits while at most num_records are there."""
-        self.reader, self.writer = context.Pipe(duplex=False)
-        if not hasattr(fcntl, "F_SETPIPE_SZ"):
-            return  # elsewhere than on Linux pipes have the size that the system gives them
         size = num_records * self.RECORD.size * 8 // 7 + select.PIPE_BUF  # an eighth of a page is wasted at most
-        try:
-            if size > fcntl.fcntl(self.writer, fcntl.F_GETPIPE_SZ):
-                fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, size)
-        except PermissionError as error:
-            raise UserError(f"the system allows no pipe of {size:,} bytes (/proc/sys/fs/pipe-max-size, and "
-                            "pipe-user-pages-soft for all of a user); lower --num_envs_per_worker, or end other runs"
-                            ) from error
+        self.reader, self.writer = make_pipe(context, size)
 
     def to_write(self) -> "Inbox":
         """Return the same inbox for a process that only writes: a pipe's other end is one more descriptor."""
@@ -119,12 +113,19 @@ class Inbox:
         """Wait for messages; return all that are there, those of slots joined: (SLOTS, slot, ...)."""
         messages: list[Message] = []
         size = self.RECORD.size * min(max_records, self.PER_READ)
-        for kind, index in self.RECORD.iter_unpack(os.read(self.reader.fileno(), size)):
+        self.heartbeat[WAITS] = True
+        records = os.read(self.reader.fileno(), size)
+        self.beat()
+        for kind, index in self.RECORD.iter_unpack(records):
             if kind == SLOTS and messages and messages[-1][0] == SLOTS:
                 messages[-1].append(index)
             else:
                 messages.append([kind, index])
         return messages
+
+    def beat(self, patience: int = 1) -> None:
+        """Note that the component goes on; the next thing may take so many times longer than others."""
+        self.heartbeat[:] = self.heartbeat[COUNT] + 1, False, patience
 
     def serve(self, handle: Callable[..., None], max_records: int = PER_READ) -> bool:
         """Wait for messages and pass each on as handle(kind, index, ...); return False when told to stop."""
@@ -231,7 +232,7 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
         "agent_t": Spec(agents, torch.int64),  # its row there
         "agent_version": Spec(agents, torch.int64),  # that of the weights that gave it its hidden state
         "agent_return": Spec(agents, torch.float64),  # that of its episode so far
-        "pulses": Spec((num_components + 1, 3), torch.int64),  # the table of `runtime/pulse.py`
+        "heartbeats": Spec((num_components + 1, 3), torch.int64),  # the table of `runtime/heartbeat.py`
         "generation": Spec((workers,), torch.int64),  # how often each rollout worker was replaced
         "restarts": Spec((), torch.int64),  # how often all processes have begun again
         # sampled by each rollout worker; in the last row what was sampled elsewhere: before a resume, by other ranks

@@ -24,10 +24,10 @@ from runtime.commands import Commands, Sampling
 from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
+from runtime.heartbeat import START_SEC
 from runtime.plan import Plan, make_plan, restore
 from runtime.population import Population
 from runtime.progress import describe_finished, describe_run
-from runtime.pulse import START_SEC
 from runtime.records import Records
 from runtime.recovery import Failure, Recovery
 from runtime.run_folder import configure, count_start, prepare_run_dir, refusing_files

@@ -15,12 +15,12 @@ def list_components(cfg: Config, buffers: SharedBuffers, plan: Plan, rollout_wor
                     policy_worker_class: type) -> list[Component]:
     """List the components, in the order of their turns in serial mode."""
     rollout_niceness, policy_niceness = choose_niceness(cfg, plan.devices[0])
-    pulses = iter(buffers.pulses)
+    heartbeats = iter(buffers.heartbeats)
 
     def component(name: str, role: str, number: int, make: Callable[..., Any], args: tuple, inbox: Inbox,
                   **more: Any) -> Component:
         args = (cfg, buffers.seen_by(role, number), *args)
-        return Component(name, make, args, role, number, inbox, next(pulses), **more)
+        return Component(name, make, args, role, number, inbox, next(heartbeats), **more)
 
     workers = [component(f"rollout_worker_{worker}", "rollout_worker", worker, rollout_worker_class,
                          (worker,), buffers.worker_inboxes[worker], niceness=rollout_niceness,

@@ -5,6 +5,7 @@ one core while the main process does the same on another.
 """
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -14,9 +15,11 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from runtime.guard import RUN, remove_at_end
 from runtime.ranks import take_share_of_cores
@@ -72,6 +75,22 @@ def allow_descriptors(needed: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, hard), hard))
+
+
+def make_pipe(context: Any, size: int) -> tuple[Connection, Connection]:
+    """Make a pipe that holds so many bytes, its reader and its writer; elsewhere than on Linux as many as it may.
+
+    Raises `UserError` where the system allows none so large.
+    """
+    reader, writer = context.Pipe(duplex=False)
+    try:
+        if hasattr(fcntl, "F_SETPIPE_SZ") and size > fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ):
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
+    except PermissionError as error:
+        raise UserError(f"the system allows no pipe of {size:,} bytes (/proc/sys/fs/pipe-max-size, and "
+                        "pipe-user-pages-soft for all of a user); lower --num_envs_per_worker, or end other runs"
+                        ) from error
+    return reader, writer
 
 
 @contextlib.contextmanager

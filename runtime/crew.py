@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 
-from runtime import pulse
 from runtime.children import hiding_the_script, start_server, wake_server
 from runtime.console import forgive
 from runtime.generators import left_alone, seed_all
@@ -50,7 +49,7 @@ class Component(NamedTuple):
     role: str  # "rollout_worker", "policy_worker", "learner" or "evaluator"
     number: int  # of the rollout worker, or of the policy
     inbox: Any  # that its main thread waits at
-    pulse: torch.Tensor  # its row of the table in `pulse.py`
+    heartbeat: torch.Tensor  # its row of the table in `heartbeat.py`
     reports: bool = True
     niceness: int = 0
     core: int | None = None  # the one that its process is bound to
@@ -317,7 +316,8 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
     try:
         make, recorder = cloudpickle.loads(component.make), Recorder()
         running = make(*component.args, *([pipe.send] if component.reports else []))
-        pulse.attach(running, component.pulse)
+        component.inbox.heartbeat = component.heartbeat.numpy()
+        component.inbox.beat()
         if trace:
             recorder.attach(running)
         pipe.send(("ready",))

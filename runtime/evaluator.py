@@ -233,6 +233,7 @@ class Evaluator:
         return True
 
     def _go_on(self, env: VectorEnv) -> None:
+        self.buffers.evaluations.beat()
         if self.buffers.stopping:
             raise Abandoned
 

@@ -21,8 +21,8 @@ from runtime import checkpoint, ranks
 from runtime.children import start_server
 from runtime.crew import Component, Processes
 from runtime.generators import left_alone
+from runtime.heartbeat import START_SEC
 from runtime.machine import choose_cores, choose_device
-from runtime.pulse import START_SEC
 from runtime.run_folder import ANOTHER, changes
 from runtime.seeding import NETWORK, derive_seed
 from runtime.training_state import check_optimizer, restore_weights

@@ -24,7 +24,7 @@ from reducer import BEGUN, FINISHED
 from runtime.commands import Sampling
 from runtime.crew import Component, Processes
 from runtime.files import remove_unfinished
-from runtime.pulse import START_SEC, Watch
+from runtime.heartbeat import START_SEC, Watch
 from runtime.ranks import this_rank
 from runtime.user_error import ComponentError
 from shared_buffers import WITH_WORKER, SharedBuffers
@@ -52,7 +52,7 @@ class Recovery:
                  sampling: Sampling, log: Callable[..., None]) -> None:
         self.cfg, self.buffers, self.crew, self.components, self.log = cfg, buffers, crew, components, log
         self.sampling = sampling
-        self.watch = Watch([component.make.SPANS for component in components], cfg.stall_timeout_sec,
+        self.watch = Watch([component.role in PLAYS for component in components], cfg.stall_timeout_sec,
                            cfg.env_timeout_sec, START_SEC)
         self.last_look = time.monotonic()
         # those within the window, and when they were; the time in which something hung does not count
@@ -68,9 +68,10 @@ class Recovery:
         # a learner looks for commands all the time, so its waits count
         has_mail = [component.role == "learner" or not component.inbox.empty() or self._is_stopped(index)
                     for index, component in enumerate(self.components)]
+        progress = int(self.buffers.env_steps.sum() + self.buffers.decisions_trained.sum())
         found = [Failure(hung.index, f"{self.components[hung.index].name} hangs: no sign of life for "
-                         f"{hung.seconds:.0f} s{f', in {hung.doing!r}' if hung.doing else ''} (--{hung.setting})",
-                         seconds=hung.seconds) for hung in self.watch.look(self.buffers.pulses.numpy(), has_mail)]
+                         f"{hung.seconds:.0f} s (--{hung.setting})", seconds=hung.seconds)
+                 for hung in self.watch.look(self.buffers.heartbeats.numpy(), has_mail, progress)]
         if self.watch.seconds_still > 2 * self.cfg.stall_timeout_sec and self.sampling.goes_on and not found:
             found = self._find_batcher()
         return found
@@ -139,7 +140,7 @@ class Recovery:
                 component.inbox.put(self.sampling.told)
             elif component.role == "evaluator":
                 component.inbox.drain()
-            self.buffers.pulses[index] = 0
+            self.buffers.heartbeats[index] = 0
             self.watch.forget(index)
             self.crew.replace(index)
 

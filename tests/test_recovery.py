@@ -143,7 +143,7 @@ def test_an_environment_that_always_hangs_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     outcome = run_train(tmp_path, *SMALL[1:], "--env=failing:Hangs", "--env_timeout_sec=1", "--max_restarts=2",
                         "--restart_window_sec=1.5")
-    line = "rollout_worker_0 hangs: no sign of life for 1 s, in 'step' (--env_timeout_sec)"
+    line = "rollout_worker_0 hangs: no sign of life for 1 s (--env_timeout_sec)"
     assert (outcome.status, outcome.err) == (1, f"train.py: {line}\n")
     assert (tmp_path / "first" / "log.txt").read_text().count(f"{line}; it is replaced") == 2
 

@@ -14,10 +14,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Data, Loss
-from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
-from envs.flat_spaces import action_leaves
-from losses import (
+from algorithm import (
+    Algorithm,
+    Data,
+    Loss,
     MaskedMean,
     clipped_value_error,
     decayed,
@@ -27,6 +27,8 @@ from losses import (
     normalize_advantages,
     ppo_objective,
 )
+from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
+from envs.flat_spaces import action_leaves
 from runtime.user_error import UserError
 from vtrace import gae, vtrace
 

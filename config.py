@@ -4,7 +4,7 @@
 the configuration of a learner. A value comes from, in rising order: the default below, the profiles of the family of
 the environment and of the algorithm for it (in a resumed run: its saved configuration), and the command line. An
 algorithm adds settings of its own (`appo.Settings`). Names are Sample Factory's wherever it has a flag for the same
-thing. Read next: `shared_buffers.py`.
+thing. Read next: `pbt.py`.
 """
 
 import contextlib

@@ -5,7 +5,7 @@ Each is made from parameters [..., D] that the network gives, works on actions [
 columns: given the observation the parts of an action are independent.
 
 A choice that an action mask forbids has the logit `FORBIDDEN`: its probability is 0 exactly, and it adds nothing to any
-sum. Read next: `learner.py`.
+sum. Read next: `reducer.py`.
 """
 
 import math

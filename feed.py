@@ -6,7 +6,7 @@ in their slots, the rollout workers wait for slots, and so memory and policy lag
 slowest part.
 
 Below are the ways from a dataset to a minibatch, and from what a network gives back to trajectories. Another `Feed` is
-in `algorithms/replay_feed.py`. Used by `learner.py`. Read next: `reducer.py`.
+in `algorithms/replay_feed.py`. Read next: `learner.py`.
 """
 
 import contextlib

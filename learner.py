@@ -6,7 +6,7 @@ Between two datasets it obeys the supervisor's commands. The algorithm says what
 reducer how several learners agree (`reducer.py`).
 
 Rows that are not valid (the reset between two episodes, acted by too old a policy) change no loss, no gradient and no
-statistic. Read next: `feed.py`.
+statistic. Read next: `algorithm.py`.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from algorithm import MaskedMean
 from algorithms import algorithm_class
 from config import Config
 from envs.flat_spaces import obs_dtype
 from feed import Batch, join, join_groups, select, upload
-from losses import MaskedMean
 from normalizers import hold_units
 from reducer import make_reducer
 from runtime.checkpoint import load_checkpoint, load_newest
-from runtime.heartbeat import SAVE_PATIENCE
+from runtime.heartbeat import SAVES
 from runtime.machine import body_dtype, prepare
 from runtime.ranks import this_rank
 from runtime.seeding import SHUFFLE, derive_seed
@@ -143,7 +143,7 @@ class Learner:
             if command == STOP:
                 return False
             if command == SAVE:
-                self.commands.beat(SAVE_PATIENCE)
+                self.commands.beat(SAVES)
                 with self.feed.saving() as kept:
                     self.state.save(index, kept, self.reducer)
             elif command == COPY:
@@ -214,6 +214,7 @@ class Learner:
     def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
         self.commands.beat()
+        self.buffers.sgd_steps_begun[self.policy] += 1
         for group in self.state.optimizer.param_groups:
             group["lr"] = self.state.learning_rate
         if self.algorithm.update is not None:

@@ -5,7 +5,7 @@ into one batch, runs one forward pass and writes actions, log-probabilities, val
 version back in place. It keeps no state of its own besides copies of weights, so that any policy worker can serve
 any step; the copy is renewed as soon as the learner has published a new version, even in the middle of a trajectory.
 Agents that play an earlier version, a snapshot, are a batch of their own. On a GPU a batch goes there in one copy and
-comes back in one, with one wait. Read next: `model.py`.
+comes back in one, with one wait. Read next: `feed.py`.
 """
 
 from collections.abc import Mapping
@@ -98,25 +98,27 @@ class PolicyWorker:
         splits = requests % self.cfg.num_splits
         split, agent = (self.awaited_policy[splits] == self.policy).nonzero()
         agents = splits[split], agent
-        snapshots = self.agent_snapshot[agents]
+        snapshots, slots, t = (table[agents] for table in (self.agent_snapshot, self.agent_slot, self.agent_t))
+        if not self.are_awaited(requests).all():  # what was just read may be another one's
+            return False
         played = np.unique(snapshots).tolist() if self.cfg.self_play_past_fraction else [CURRENT]
         for snapshot in played:
             chosen = snapshots == snapshot
-            outputs = self.act(snapshot, tuple(index[chosen] for index in agents))
+            outputs = self.act(snapshot, tuple(index[chosen] for index in agents), slots[chosen], t[chosen])
             if not self.are_awaited(requests).all():  # its rows may be filled by another one
                 return False
             for rows, output in outputs:
                 self.write(rows, output)
         return True
 
-    def act(self, snapshot: int, agents: tuple[np.ndarray, np.ndarray]) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        """Compute the actions of agents, given as (splits [B], their numbers in them [B]).
+    def act(self, snapshot: int, agents: tuple[np.ndarray, np.ndarray], slots: np.ndarray,
+            t: np.ndarray) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """Compute the actions of agents, given as (splits [B], their numbers in them [B]), at rows t [B] of slots [B].
 
         Returns what is to be written into the trajectories, and into which rows [B].
         """
         model, version = self.fetch(snapshot)
-        slots = self.agent_slot[agents] - self.first_slot
-        t = self.agent_t[agents]
+        slots = slots - self.first_slot
         with_last = torch.from_numpy(slots * (self.cfg.rollout + 1) + t)  # row in a tensor of T+1 rows a slot
         row = torch.from_numpy(slots * self.cfg.rollout + t)
         if self.has_memory and snapshot == CURRENT:

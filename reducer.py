@@ -10,7 +10,7 @@ each has gradients of its own part alone, so nothing is lost.
 `AllReduce`: learners in systems of their own (`runtime/ranks.py`), each with its own minibatches, add their gradients
 and everything that a loss averages, and take the same steps: all have the same weights, to the last bit.
 
-Made by `learner.py`; used wherever something is averaged, and by `shared_buffers.py`. Read next: `pbt.py`.
+Made by `learner.py`; used wherever something is averaged, and by `shared_buffers.py`. Read next: `config.py`.
 """
 
 import copy

@@ -26,6 +26,7 @@ from envs.families import make_vector_env
 from envs.vector_env import Step
 from pbt import check_mapping, draw_policies, draw_snapshots, flatten_shaping, unflatten_shaping
 from runtime.by_name import find_function
+from runtime.heartbeat import STEPS
 from runtime.seeding import ENVIRONMENT, SAMPLER, derive_seed
 from runtime.user_error import EnvironmentFailure
 from shared_buffers import CURRENT, HANDED_IN, IDLE, PAUSE, RESUME, SLOTS, SPLIT, WITH_WORKER, SharedBuffers
@@ -189,10 +190,12 @@ class RolloutWorker:
 
     def step(self, split: Split) -> None:
         """Step a split's environments with the actions in its trajectories and store what happened."""
-        self.inbox.beat()
         actions = [rows["actions"][split.slots[kind.index] - first, split.t[kind.index]]
                    for kind, rows, first in zip(split.env.kinds, self.rows, split.first_slot, strict=True)]
-        self.absorb(split, split.env.step(actions))
+        self.inbox.beat(STEPS)
+        step = split.env.step(actions)
+        self.inbox.beat()
+        self.absorb(split, step)
 
     def absorb(self, split: Split, step: Step) -> None:
         """Take over what the environments returned: close rows, count, draw policies, open new rows."""

@@ -63,7 +63,7 @@ from envs.vector_env import EnvInfo
 from pbt import flatten_shaping
 from reducer import SharedTraining
 from runtime.children import make_pipe
-from runtime.heartbeat import COUNT, WAITS
+from runtime.heartbeat import ANYTHING, COUNT, WAITS
 from runtime.user_error import UserError
 
 SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, LOAD, FINISH, CONFIGURE, EVALUATE, STOP = range(11)
@@ -123,9 +123,9 @@ class Inbox:
                 messages.append([kind, index])
         return messages
 
-    def beat(self, patience: int = 1) -> None:
-        """Note that the component goes on; the next thing may take so many times longer than others."""
-        self.heartbeat[:] = self.heartbeat[COUNT] + 1, False, patience
+    def beat(self, kind: int = ANYTHING) -> None:
+        """Note that the component goes on, with a kind of work that has a limit of its own."""
+        self.heartbeat[:] = self.heartbeat[COUNT] + 1, False, kind
 
     def serve(self, handle: Callable[..., None], max_records: int = PER_READ) -> bool:
         """Wait for messages and pass each on as handle(kind, index, ...); return False when told to stop."""
@@ -241,6 +241,7 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
         "goal": Spec((1,), torch.int64),  # env_steps after which no more actions are asked for
         # of each policy
         "decisions_trained": Spec((policies,), torch.int64),  # for a learner that takes the place of another
+        "sgd_steps_begun": Spec((policies,), torch.int64),  # by this system: whether anybody goes on
         "first_version": Spec((policies,), torch.int64),  # older weights are another's, whose place this one has taken
         "best_score": Spec((policies,), torch.float64),  # of best.pt; -inf: there is none
         "best_sort": Spec((policies,), torch.float64),  # its sort, `checkpoint.sort_of_score`

@@ -3,7 +3,7 @@
 It lives in the main process and does no work on the hot path. It allocates what is shared, starts one process for each
 rollout worker, policy worker and learner (and an evaluator if asked), and then reads their reports: finished episodes,
 training statistics, errors. With `serial_mode` the same components run in this process (`runtime/crew.py`): the same
-seed gives the same numbers there (on a CPU). Read next: `config.py`.
+seed gives the same numbers there (on a CPU). Read next: `shared_buffers.py`.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from runtime.crew import OneProcess, Processes
 from runtime.evaluations import Evaluations
 from runtime.files import remove_unfinished
 from runtime.heartbeat import START_SEC
-from runtime.plan import Plan, make_plan, restore
+from runtime.plan import make_plan, restore
 from runtime.population import Population
-from runtime.progress import describe_finished, describe_run
+from runtime.progress import describe_finished, draw, introduce
 from runtime.records import Records
 from runtime.recovery import Failure, Recovery
 from runtime.run_folder import configure, count_start, prepare_run_dir, refusing_files
@@ -89,7 +89,7 @@ class Supervisor:
                 start = ranks.from_rank_0(f"{store_prefix}/start", count_start(cfg.run_dir))
             self.buffers.start = int(start) + ranks.MAX_STARTS * ranks.this_rank().rank  # no two play the same episodes
             restore(run_cfg, self.buffers, plan)
-            self.population = Population(cfg, self.buffers, self.commands, plan.places) if cfg.with_pbt else None
+            self.population = Population(cfg, self.buffers, self.commands, plan.states) if cfg.with_pbt else None
             classes = self.rollout_worker_class, self.learner_class, self.policy_worker_class
             components = self.components = list_components(cfg, self.buffers, plan, *classes)
             self.unready = {index: component.name for index, component in enumerate(components)}
@@ -175,7 +175,7 @@ class Supervisor:
                 self._advance()
         except BaseException as error:
             self.records.log(str(error) or type(error).__name__, to_console=False)  # whoever handles it tells it
-            self._give_up(save=not isinstance(error, KeyboardInterrupt))
+            self._give_up(save=not isinstance(error, KeyboardInterrupt | UserError))  # not what has diverged
             raise
         self.records.flush(self.env_steps)
 
@@ -193,19 +193,23 @@ class Supervisor:
 
     def _wait_for_answers(self, kind: int, what: str, unless: Callable[[], bool] = lambda: False) -> None:
         """Wait until the learners have answered all commands of a kind."""
-        self._wait_until(lambda: unless() or not self.commands.awaits(kind),
+        self._wait_until(lambda: unless() or all(command[2] != kind for command in self.commands.open),
                          lambda: f"{self.commands.describe(kind)} did not {what}")
 
     def _save(self) -> None:
-        if self.population is not None:  # a replacement is not half done in the checkpoints
-            self._wait_until(lambda: not self.population.copying, lambda: "a donor did not save")
-            self._wait_for_answers(COPY, "copy")
-        for _ in range(2):  # once more if it could not be written: the folder may be made anew now
-            for policy in range(self.cfg.num_policies):
-                self.commands.send(policy, SAVE, SAVE_PERIODIC)
-            self._wait_for_answers(SAVE, "save")
-            if not any(kind == SAVE_PERIODIC for _, kind in self.records.unsaved):
-                break
+        try:
+            if self.population is not None:  # a replacement is not half done in the checkpoints
+                self._wait_until(lambda: not self.population.copying, lambda: "a donor did not save")
+                self._wait_for_answers(COPY, "copy")
+            for _ in range(2):  # once more if it could not be written: the folder may be made anew now
+                for policy in range(self.cfg.num_policies):
+                    self.commands.send(policy, SAVE, SAVE_PERIODIC)
+                self._wait_for_answers(SAVE, "save")
+                if not any(kind == SAVE_PERIODIC for _, kind in self.records.unsaved):
+                    break
+        except ComponentError:
+            self._give_up(save=True)
+            raise
 
     def _give_up(self, *, save: bool) -> None:
         """End everything, whatever its state; save the weights that were published last."""
@@ -214,9 +218,11 @@ class Supervisor:
         if not save or ranks.this_rank().world_size > 1:  # ranks save together or not at all
             return
         for policy in range(self.cfg.num_policies):
-            with contextlib.suppress(OSError):
+            try:
                 name = save_published(self.cfg, self.buffers, policy)
                 self.records.add("saved", [policy, SAVE_PERIODIC, name, 0.0], self.env_steps)
+            except (OSError, RuntimeError, UserError) as error:  # a full disk, a broken GPU, weights that diverged
+                self.records.log(f"the last weights of policy {policy} are not saved: {error}")
 
     def _check_alive(self) -> None:
         if self.ended or self.process != os.getpid():
@@ -263,7 +269,8 @@ class Supervisor:
         """Act on one report of a component: its kind, then its content."""
         kind, *content = report
         if kind == "ready":
-            self.unready.pop(content[0], None)
+            if self.unready.pop(content[0], None) and not self.unready:
+                self.sampling.repeat()
         elif kind == "died":
             if not self.buffers.stopping or self.components[content[0]].role == "learner":  # else: no loss
                 self._replace(Failure(*content))
@@ -296,10 +303,11 @@ class Supervisor:
     def _replace(self, failure: Failure) -> None:
         """Replace a component that died or hangs. Raises `ComponentError` when that is not possible."""
         if self.recovery is None:
-            raise ComponentError(failure.describe())
+            raise ComponentError(failure.traceback or failure.why)
         all_begin_again = self.recovery.handle(failure)
         self.records.num_replaced = self.recovery.count
         if all_begin_again:
+            self.unready = {index: component.name for index, component in enumerate(self.components)}
             self.commands.send_again()
         if all_begin_again or self.components[failure.index].role == "evaluator":
             self.evaluations.lost(self.env_steps)
@@ -311,7 +319,7 @@ class Supervisor:
         seconds = min(self.cfg.stall_timeout_sec, math.inf if waits or not self.buffers.stopping else 30) + more_seconds
         deadline, before = time.monotonic() + seconds, None
         while not condition():
-            done = [*self.versions, int(self.buffers.decisions_trained.sum()), len(self.sampling.paused)]
+            done = [*self.buffers.sgd_steps_begun.tolist(), len(self.sampling.paused), int(self.buffers.restarts)]
             if done != before:  # somebody has gone on
                 deadline, before = time.monotonic() + seconds, done
             if time.monotonic() > deadline:
@@ -329,31 +337,3 @@ class Supervisor:
             decisions = self.population.update(self.records.objectives(self.buffers.kind_of_policy), steps)
             if decisions:
                 self.records.add_population(decisions, self.population.all_numbers(), self.env_steps)
-
-
-def introduce(system: Supervisor, plan: Plan, news: str) -> None:
-    """Tell what a run is made of."""
-    is_resumed = any(plan.states)
-    system.records.log(news + (f"resumed at env_steps={system.env_steps:,} sgd_steps={sum(system.versions):,}\n"
-                               + plan.describe_resume() if is_resumed else ""))
-    system.records.log("\n".join(describe_run(system.cfg, plan)))
-    if system.population is not None:
-        system.records.add_population([], system.population.all_numbers(), system.env_steps)
-    system.records.resting_since = time.time()
-
-
-def draw(system: Supervisor) -> None:
-    """Draw what a run leaves in its folder: the timeline, the population."""
-    try:
-        if system.cfg.trace_sec and system.trained_until:
-            from tools import timeline  # noqa: PLC0415  nothing that trains needs it
-
-            path = system.cfg.run_dir / "trace.json"
-            begin = int(max(0.0, system.trained_until - system.cfg.trace_sec * 1e9))  # infinite: all of it
-            timeline.write_trace(path, system.crew.spans, begin, system.trained_until)
-            system.records.log(f"{path}: open it in https://ui.perfetto.dev")
-            timeline.draw_last(path, path.with_name("timeline.png"), 0.5)
-        if system.population is not None:
-            system.population.draw()
-    except (OSError, UserError) as error:  # the disk is full, matplotlib is missing
-        system.records.log(f"no picture was drawn ({error})")

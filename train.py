@@ -1,7 +1,7 @@
 """Train: `python train.py --env PongNoFrameskip-v4`. `--help` lists every setting.
 
 A thin command line over `supervisor.Supervisor`. Exit status: 0 when finished or stopped by Ctrl-C, SIGTERM or SIGHUP
-after saving, 2 for bad input (one line), 1 when a component failed (its traceback). Read next: `appo.py`.
+after saving, 2 for bad input (one line), 1 when a component failed (its traceback). Read next: `trainer.py`.
 """
 
 import contextlib

@@ -8,7 +8,7 @@ The end of an episode comes in two kinds. After a termination nothing follows: t
 truncation (a time limit) the episode would have gone on: the target bootstraps from the value of the true final
 observation, which is obs[t+1] because environments reset one step later, and the trace is cut there.
 
-Sources: IMPALA, arXiv 1802.01561, section 4.1; GAE, arXiv 1506.02438, equation 16. Read next: `losses.py`.
+Sources: IMPALA, arXiv 1802.01561, section 4.1; GAE, arXiv 1506.02438, equation 16. Read next: `model.py`.
 """
 
 import torch

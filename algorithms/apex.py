@@ -24,11 +24,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithm import Data, Loss
+from algorithm import Data, Loss, MaskedMean
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from config import POSITIVE, Config, option, settings
 from distributions import FORBIDDEN
-from losses import MaskedMean
 from model import ActorCritic
 from runtime.user_error import UserError
 from shared_buffers import Spec

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Data, Loss
+from algorithm import Algorithm, Data, Loss, MaskedMean, decayed, describe, moments_of
 from config import NOT_NEGATIVE, POSITIVE, Config, option, settings
-from losses import MaskedMean, decayed, describe, moments_of
 from vtrace import vtrace
 
 

@@ -24,12 +24,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithm import Data, Loss
+from algorithm import Data, Loss, MaskedMean
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
 from algorithms.replay_feed import ReplayFeed
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
 from envs.flat_spaces import action_leaves, is_bounded, num_columns
-from losses import MaskedMean
 from model import NONLINEARITIES, ActorCritic, LeafEncoders, in_float32, mlp
 from normalizers import expanded_space
 from reducer import FINISHED

@@ -12,10 +12,6 @@ class Sampling:
         self.told: Message = (PAUSE, 0)
         self.paused: set[int] = set()  # the workers that have confirmed the last pause
 
-    @property
-    def goes_on(self) -> bool:
-        return self.told[0] == RESUME
-
     def resume(self, goal: int) -> None:
         """Let all workers sample until there are `goal` env_steps."""
         self.goal.fill_(goal)
@@ -29,8 +25,12 @@ class Sampling:
     def _tell(self, message: Message) -> None:
         self.told = message
         self.paused.clear()
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Tell all workers once more, which have begun again."""
         for inbox in self.inboxes:
-            inbox.put(message)
+            inbox.put(self.told)
 
     def confirmed(self, worker: int, number: int) -> None:
         """Note that no action of a worker is under way since a pause."""
@@ -58,10 +58,6 @@ class Commands:
         """Note an answer; one to a command that was given up is ignored."""
         if (policy, learner, kind, index) in self.open:
             self.open.remove((policy, learner, kind, index))
-
-    def awaits(self, kind: int) -> bool:
-        """Tell whether a command of a kind is open."""
-        return any(command[2] == kind for command in self.open)
 
     def turns(self) -> list[int]:
         """List a policy's learners in the order in which they finish: the first one last, which publishes for all."""

@@ -77,13 +77,9 @@ class ReportPipe:
         while data:
             data = data[os.write(self.writer.fileno(), data):]
 
-    def give_up(self) -> list[tuple]:
-        """Take the pipe for ended, though somebody holds it open."""
-        raise EOFError
-
     def receive(self) -> list[tuple]:
-        """Return the reports that are complete, once the reader is ready. Raises `EOFError` when the child has died."""
-        part = os.read(self.reader.fileno(), 1 << 16)
+        """Return the reports that are complete, without waiting. Raises `EOFError` when nothing is there: it died."""
+        part = wait([self.reader], 0) and os.read(self.reader.fileno(), 1 << 16)  # somebody may hold the pipe open
         if not part:
             raise EOFError
         self.received += part
@@ -160,7 +156,7 @@ class Processes:
                 continue
             index, pipe = self.pipes[reader]
             try:
-                reports = pipe.receive() if wait([reader], 0) else pipe.give_up()
+                reports = pipe.receive()
             except (EOFError, OSError):
                 del self.pipes[reader]
                 if not expect_death:
@@ -316,8 +312,9 @@ def run_component(component: Component, pipe: ReportPipe, seed: int, trace: bool
     try:
         make, recorder = cloudpickle.loads(component.make), Recorder()
         running = make(*component.args, *([pipe.send] if component.reports else []))
-        component.inbox.heartbeat = component.heartbeat.numpy()
-        component.inbox.beat()
+        if component.inbox is not None:
+            component.inbox.heartbeat = component.heartbeat.numpy()
+            component.inbox.beat()
         if trace:
             recorder.attach(running)
         pipe.send(("ready",))

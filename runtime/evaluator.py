@@ -23,6 +23,7 @@ from envs.vector_env import Step, VectorEnv
 from model import parameter_kinds
 from runtime import checkpoint
 from runtime.generators import fork_rng, left_alone, seed_all
+from runtime.heartbeat import STEPS
 from runtime.machine import body_dtype
 from runtime.seeding import EVALUATION, derive_seed
 from shared_buffers import SharedBuffers
@@ -196,6 +197,7 @@ class Evaluator:
                 players.append(Player(self.algorithm, self.models[plays], self.env, kind.index,
                                       deterministic=self.cfg.eval_deterministic))
             episodes = list(play(self.env, players, self.cfg.eval_episodes, self.cfg.seed, self._go_on))
+        self.buffers.evaluations.beat()
         own = np.array(self.env.kind_of_agent) == kinds[policy]
         returns = np.array([episode.returns[own].mean() for episode in episodes])
         objectives = np.concatenate([episode.objectives[own] for episode in episodes])
@@ -233,7 +235,7 @@ class Evaluator:
         return True
 
     def _go_on(self, env: VectorEnv) -> None:
-        self.buffers.evaluations.beat()
+        self.buffers.evaluations.beat(STEPS)
         if self.buffers.stopping:
             raise Abandoned
 

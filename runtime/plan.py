@@ -46,11 +46,6 @@ class Plan(NamedTuple):
     states: list[dict[str, Any] | None]  # what that holds
     damaged: list[list[Path]]  # newer checkpoints, which cannot be read
 
-    @property
-    def places(self) -> list[dict[str, Any]]:
-        """Return `TrainingState.place_in_population` of each policy, as saved."""
-        return [(state or {}).get("population", {}) for state in self.states]
-
     def describe_resume(self) -> str:
         """Tell which checkpoints are missing where a resumed run goes on with others."""
         lines = [f"{path} is damaged and is called {path.with_suffix(DAMAGED).name} now; the run goes on with "

@@ -34,11 +34,13 @@ from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_PERIODIC, SharedBuffers
 class Population:
     """Settings and fates of all policies. Lives in the supervisor's process."""
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, commands: Commands, saved: list[dict[str, Any]]) -> None:
+    def __init__(self, cfg: Config, buffers: SharedBuffers, commands: Commands,
+                 states: list[dict[str, Any] | None]) -> None:
         """Begin with what the checkpoints of a resumed run hold of each policy, or else with one mutation.
 
-        saved: `TrainingState.place_in_population` of each policy; empty: it is new. The first policy is never mutated.
+        states: what the checkpoint of each policy holds; None: it is new. The first policy is never mutated.
         """
+        saved = [(state or {}).get("population", {}) for state in states]
         self.cfg, self.buffers, self.commands = cfg, buffers, commands
         self.default_settings = tunable(cfg)
         self.limits = {field.name: field.metadata["tune"] for field in dataclasses.fields(cfg)}

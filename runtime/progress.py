@@ -1,7 +1,8 @@
-"""What a run says of itself: a few lines at its start, the progress line, its end."""
+"""What a run says of itself: a few lines at its start, the progress line, its end; the pictures that it leaves."""
 
 import math
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from config import Config
 from runtime.machine import body_dtype, this_machine
 from runtime.plan import Plan
 from runtime.policy_records import PolicyRecords, mean
+from runtime.user_error import UserError
 
 WIDTH = 79  # a terminal of 80 columns breaks a line that fills it
 
@@ -92,3 +94,31 @@ def format_duration(seconds: float) -> str:
     """Format seconds as h:mm:ss."""
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def introduce(system: Any, plan: Plan, news: str) -> None:
+    """Tell what a run is made of."""
+    is_resumed = any(plan.states)
+    system.records.log(news + (f"resumed at env_steps={system.env_steps:,} sgd_steps={sum(system.versions):,}\n"
+                               + plan.describe_resume() if is_resumed else ""))
+    system.records.log("\n".join(describe_run(system.cfg, plan)))
+    if system.population is not None:
+        system.records.add_population([], system.population.all_numbers(), system.env_steps)
+    system.records.resting_since = time.time()
+
+
+def draw(system: Any) -> None:
+    """Draw what a run leaves in its folder: the timeline, the population."""
+    try:
+        if system.cfg.trace_sec and system.trained_until:
+            from tools import timeline  # noqa: PLC0415  nothing that trains needs it
+
+            path = system.cfg.run_dir / "trace.json"
+            begin = int(max(0.0, system.trained_until - system.cfg.trace_sec * 1e9))  # infinite: all of it
+            timeline.write_trace(path, system.crew.spans, begin, system.trained_until)
+            system.records.log(f"{path}: open it in https://ui.perfetto.dev")
+            timeline.draw_last(path, path.with_name("timeline.png"), 0.5)
+        if system.population is not None:
+            system.population.draw()
+    except (OSError, UserError) as error:  # the disk is full, matplotlib is missing
+        system.records.log(f"no picture was drawn ({error})")

@@ -26,8 +26,6 @@ from runtime.guard import remove_at_end
 from runtime.user_error import UserError
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
     from config import Config
 
 CORES = sorted(os.sched_getaffinity(0))  # of all ranks on this machine
@@ -114,7 +112,7 @@ def join_torchrun() -> str:
 
 
 @functools.cache
-def open_store(timeout_sec: float) -> "Store":
+def open_store(timeout_sec: float) -> Any:
     """Connect to the store of torchrun, through which the ranks find each other."""
     from torch.distributed import TCPStore  # noqa: PLC0415
 

@@ -20,12 +20,6 @@ class Span(NamedTuple):
     end: int
 
 
-def find_method(component: Any, path: str) -> tuple[Any, str]:
-    """Find what "part.part.method" of a component names: the object, and the method's name."""
-    *parents, method = path.split(".")
-    return functools.reduce(getattr, parents, component), method
-
-
 class Recorder:
     """Writes down the newest spans of one process."""
 
@@ -40,7 +34,8 @@ class Recorder:
         for path, name in component.SPANS:
             if not waits and isinstance(name, str) and name.startswith(WAIT):
                 continue
-            owner, method = find_method(component, path)
+            *parents, method = path.split(".")
+            owner = functools.reduce(getattr, parents, component)
             setattr(owner, method, self._recorded(getattr(owner, method), name))
 
     def _recorded(self, function: Callable, name: str | Callable[..., str]) -> Callable:

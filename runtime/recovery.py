@@ -4,12 +4,12 @@
                      successor begins with other seeds, and hands in again what the learner has not looked at yet.
     evaluator        is replaced alone; its evaluation begins again.
     anything else    all processes end, and begin again on the same shared memory: the weights that were published last,
-                     the counters and the settings live on, the moments of the optimizer are those of the newest
-                     checkpoint, and what was under way is lost, and counted.
+                     the counters and the settings live on; the moments of the optimizer and a rate that follows the KL
+                     are those of the newest checkpoint; what was under way is lost.
 
-So no message is ever sent twice, but for trajectories that a dead rollout worker may have handed in or not: the feed
-sees in `slot_place` which it has. An error in the code of a policy worker or a learner would come again: it ends the
-run. So do too many replacements within a while, with the first failure.
+So nobody keeps a record of what one process may not have heard. Trajectories that a dead rollout worker may have handed
+in are handed in once more: the feed sees in `slot_place` which it has. An error in the code of a policy worker or a
+learner would come again: it ends the run. So do too many replacements within a while, with the first failure.
 """
 
 import collections
@@ -27,7 +27,7 @@ from runtime.files import remove_unfinished
 from runtime.heartbeat import START_SEC, Watch
 from runtime.ranks import this_rank
 from runtime.user_error import ComponentError
-from shared_buffers import WITH_WORKER, SharedBuffers
+from shared_buffers import RESUME, WITH_WORKER, SharedBuffers
 
 LOOK_SEC = 0.25  # between two looks for components that hang
 PLAYS = ("rollout_worker", "evaluator")  # who has environments
@@ -41,9 +41,6 @@ class Failure(NamedTuple):
     traceback: str = ""  # if it raised an error
     seconds: float = 0.0  # until it was noticed
 
-    def describe(self) -> str:
-        return self.traceback or self.why
-
 
 class Recovery:
     """Decides about replacements, and makes them."""
@@ -52,8 +49,7 @@ class Recovery:
                  sampling: Sampling, log: Callable[..., None]) -> None:
         self.cfg, self.buffers, self.crew, self.components, self.log = cfg, buffers, crew, components, log
         self.sampling = sampling
-        self.watch = Watch([component.role in PLAYS for component in components], cfg.stall_timeout_sec,
-                           cfg.env_timeout_sec, START_SEC)
+        self.watch = Watch(len(components), cfg.stall_timeout_sec, cfg.env_timeout_sec, START_SEC)
         self.last_look = time.monotonic()
         # those within the window, and when they were; the time in which something hung does not count
         self.failures: collections.deque[tuple[float, Failure]] = collections.deque()
@@ -68,27 +64,16 @@ class Recovery:
         # a learner looks for commands all the time, so its waits count
         has_mail = [component.role == "learner" or not component.inbox.empty() or self._is_stopped(index)
                     for index, component in enumerate(self.components)]
-        progress = int(self.buffers.env_steps.sum() + self.buffers.decisions_trained.sum())
-        found = [Failure(hung.index, f"{self.components[hung.index].name} hangs: no sign of life for "
-                         f"{hung.seconds:.0f} s (--{hung.setting})", seconds=hung.seconds)
-                 for hung in self.watch.look(self.buffers.heartbeats.numpy(), has_mail, progress)]
-        if self.watch.seconds_still > 2 * self.cfg.stall_timeout_sec and self.sampling.goes_on and not found:
-            found = self._find_batcher()
-        return found
-
-    def _find_batcher(self) -> list[Failure]:
-        """Blame learners that take no trajectories, though all wait: their batchers, threads beside the main one, hang.
-
-        Raises `ComponentError` if there are none.
-        """
-        seconds = self.watch.seconds_still
-        self.watch.seconds_still = 0.0
-        inboxes = [policy.trajectories_done for policy in self.buffers.policies]
-        found = [Failure(index, f"{component.name} hangs: it has taken no trajectories for {seconds:.0f} s "
-                         "(--stall_timeout_sec)", seconds=seconds) for index, component in enumerate(self.components)
-                 if component.role == "learner" and not inboxes[component.number].empty()]
-        if not found:
-            raise ComponentError(f"nobody has done anything for {seconds:.0f} s: all wait for one another")
+        progress = int(self.buffers.env_steps.sum() + self.buffers.sgd_steps_begun.sum())
+        hung = self.watch.look(self.buffers.heartbeats.numpy(), has_mail, progress)
+        found = [Failure(index, f"{self.components[index].name} hangs: no sign of life for {seconds:.0f} s "
+                         f"(--{setting})", seconds=seconds) for index, seconds, setting in hung]
+        if self.watch.seconds_still > 2 * self.cfg.stall_timeout_sec and self.sampling.told[0] == RESUME and not found:
+            # a message is lost, or a batcher, a thread beside the main one, hangs
+            index = next(index for index, component in enumerate(self.components) if component.role == "learner")
+            seconds = self.watch.seconds_still
+            found = [Failure(index, f"{self.components[index].name} hangs: all have waited for one another for "
+                             f"{seconds:.0f} s (--stall_timeout_sec)", seconds=seconds)]
         return found
 
     def _is_stopped(self, index: int) -> bool:
@@ -113,10 +98,10 @@ class Recovery:
         others = [process.is_alive() for each, process in zip(self.components, self.crew.processes, strict=True)
                   if each.role not in PLAYS]
         alone = all(others) and component.role in PLAYS
-        if this_rank().world_size > 1 or (not alone and failure.traceback):
-            raise ComponentError(failure.describe())
+        if this_rank().world_size > 1 or (failure.traceback and component.role not in PLAYS):
+            raise ComponentError(failure.traceback or failure.why)
         if len(self.failures) > self.cfg.max_restarts:
-            raise ComponentError(self.failures[0][1].describe())
+            raise ComponentError(self.failures[0][1].traceback or self.failures[0][1].why)
         self.count += 1
         what = "it is replaced" if alone else "all processes begin again"
         self.log(f"{failure.why}; {what} ({len(self.failures)} of at most {self.cfg.max_restarts} in "
@@ -130,14 +115,15 @@ class Recovery:
         """Start some components anew, one or all."""
         for index in indices:
             self.crew.end(index)
-        remove_unfinished(self.cfg.run_dir)
         if len(indices) > 1:
-            self.log(f"{begin_again(self.buffers, self.cfg.rollout):,} decisions were under way, which are lost")
+            remove_unfinished(self.cfg.run_dir)
+            self.log(f"{begin_again(self.buffers, self.cfg.rollout):,} decisions are lost, and what learners had taken")
         for index in indices:
             component = self.components[index]
             if component.role == "rollout_worker":
                 forget_worker(self.buffers, component.number)
-                component.inbox.put(self.sampling.told)
+                if len(indices) == 1:  # else as soon as all are ready
+                    component.inbox.put(self.sampling.told)
             elif component.role == "evaluator":
                 component.inbox.drain()
             self.buffers.heartbeats[index] = 0

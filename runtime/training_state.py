@@ -167,11 +167,9 @@ class TrainingState:
 
     def configure(self) -> None:
         """Take over this policy's settings from the supervisor: a population's, or changed between calls of train()."""
-        values = dict(zip(tunable(self.cfg), self.buffers.settings[self.policy].tolist(), strict=True))
-        shaping = dict(zip(self.buffers.shaping_names, self.buffers.shaping[self.policy].tolist(), strict=True))
-        if self.cfg.with_pbt:
-            self.place_in_population = {"settings": values, "shaping": shaping,
-                                        "last_update": int(self.buffers.last_update[self.policy])}
+        place = place_in_population(self.cfg, self.buffers, self.policy)
+        values = place["settings"]
+        self.place_in_population = place if self.cfg.with_pbt else {}
         self.sampled = self.count_sampled()
         is_new = values.get("learning_rate", self.cfg.learning_rate) != self.cfg.learning_rate
         kinds = {field.name: field.type for field in dataclasses.fields(self.cfg)}
@@ -305,19 +303,29 @@ def read_together(tensors: list[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+def place_in_population(cfg: Config, buffers: SharedBuffers, policy: int) -> dict[str, Any]:
+    """Return the settings and the reward shaping that a policy has now, and when they were updated."""
+    return {"settings": dict(zip(tunable(cfg), buffers.settings[policy].tolist(), strict=True)),
+            "shaping": dict(zip(buffers.shaping_names, buffers.shaping[policy].tolist(), strict=True)),
+            "last_update": int(buffers.last_update[policy])}
+
+
 def save_published(cfg: Config, buffers: SharedBuffers, policy: int) -> str:
     """Save the newest weights of a policy whose learner is gone, beside all else of its last checkpoint.
 
-    Returns the name of the file. Raises `OSError`.
+    Returns the name of the file. Raises `OSError`, and `UserError` for weights that are not finite.
     """
     state: dict[str, Any] = {}
     with contextlib.suppress(UserError):  # all are damaged
         state = checkpoint.load_newest(cfg.run_dir, policy)[1] or {}
     weights, version = buffers.policies[policy].weights.read()
+    if not all(tensor.isfinite().all() for tensor in weights.values()):
+        raise UserError("they are not finite")
     state |= {"algo": str(cfg.algo), "config": cfg.as_dict(), "model": weights, "sgd_steps": version,
               "env_steps": int(buffers.env_steps.sum()), "policy_steps": int(buffers.policy_steps[:, policy].sum()),
               "env_steps_trained": int(buffers.decisions_trained[policy]),
-              "spaces": buffers.info.spaces_of(buffers.policies[policy].kind)}
+              "spaces": buffers.info.spaces_of(buffers.policies[policy].kind),
+              "population": place_in_population(cfg, buffers, policy) if cfg.with_pbt else {}}
     path = checkpoint.policy_dir(cfg.run_dir, policy) / checkpoint.checkpoint_name("checkpoint", state)
     checkpoint.save_checkpoint(state, path)
     return path.name

@@ -11,11 +11,10 @@ from one_policy import CPU, drain, make_buffers
 from parts import ONE_STEP, make_config
 from torch import Tensor
 
-from algorithm import Algorithm, Loss
+from algorithm import Algorithm, Loss, MaskedMean
 from appo import AsyncPPO
 from feed import Batch
 from learner import Learner
-from losses import MaskedMean
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
 from runtime import checkpoint

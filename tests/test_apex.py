@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from algorithm import MaskedMean
 from algorithms.apex import ApeX
 from distributions import FORBIDDEN
 from envs.flat_spaces import ACTION_MASK
-from losses import MaskedMean
 from reducer import ALONE
 from runtime.run_folder import configure
 from runtime.user_error import UserError

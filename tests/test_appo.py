@@ -207,6 +207,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"has diverged: .* non-finite; use a lower --learning_rate"):
             appo.train(500)
     assert "non-finite" in (appo.cfg.run_dir / "log.txt").read_text()
+    assert not list(appo.cfg.run_dir.rglob("*.pt")), "a resumed run would go on with that"
 
 
 @pytest.mark.slow

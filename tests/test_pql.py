@@ -11,8 +11,8 @@ from gymnasium import spaces
 from parts import learners
 from torch import Tensor
 
+from algorithm import MaskedMean
 from algorithms.pql import P, ParallelQLearning, V
-from losses import MaskedMean
 from reducer import ALONE
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from runtime.run_folder import configure

@@ -14,7 +14,7 @@ from diary import Diary
 
 from runtime import checkpoint
 from runtime.user_error import ComponentError, UserError
-from shared_buffers import LOAD, WITH_WORKER
+from shared_buffers import WITH_WORKER
 from trainer import A3C, APPO, PQL, Trainer, load
 
 SMALL: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64,
@@ -219,7 +219,7 @@ def test_parameters_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Pat
         with pytest.raises(UserError, match="cannot be read"):
             appo.load(tmp_path / "nothing.pt")
         assert all(torch.equal(tensor, before[name]) for name, tensor in appo.get_parameters()[0].items())
-        assert not appo.commands.awaits(LOAD)
+        assert not appo.commands.open
 
 
 def test_each_policy_of_a_population_has_its_own(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ale_py.vector_env import AtariVectorEnv
 from torch import nn
 from torch.distributions import Categorical
 
-from losses import ppo_objective
+from algorithm import ppo_objective
 from runtime.recorder import Span
 from tools.timeline import draw_last, write_trace
 from vtrace import gae

@@ -16,8 +16,8 @@ from one_policy import drain
 from rig import CONTINUOUS, DISCRETE, TRAJECTORIES, Rig, clone
 from torch import Tensor, nn
 
+from algorithm import MaskedMean, clipped_value_error, describe, held_ratios, normalize_advantages, ppo_objective
 from learner import Learner
-from losses import MaskedMean, clipped_value_error, describe, held_ratios, normalize_advantages, ppo_objective
 from model import ActorCritic
 from normalizers import ReturnNormalizer
 from reducer import Reducer

@@ -9,11 +9,11 @@ from gymnasium import spaces
 from parts import make_config
 from torch import Tensor
 
+from algorithm import MaskedMean
 from algorithms.a3c import NStepGradient
 from algorithms.impala import VTraceGradient
 from appo import AsyncPPO
 from distributions import ActionDistribution
-from losses import MaskedMean
 from normalizers import ReturnNormalizer
 from reducer import Reducer
 

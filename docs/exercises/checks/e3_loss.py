@@ -7,12 +7,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from algorithm import Algorithm, Data
+from algorithm import Algorithm, Data, MaskedMean
 from appo import AsyncPPO
 from config import make_config
 from distributions import ActionDistribution
 from docs.exercises.expect import expect, expect_close, part
-from losses import MaskedMean
 from normalizers import ReturnNormalizer
 from reducer import ALONE
 from runtime.by_name import reference

@@ -10,12 +10,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from algorithm import Algorithm, Data
+from algorithm import Algorithm, Data, MaskedMean
 from config import make_config
 from distributions import ActionDistribution
 from docs.exercises.checks.e5_gae import advantage
 from docs.exercises.expect import expect, expect_close, part
-from losses import MaskedMean
 from normalizers import ReturnNormalizer
 from reducer import ALONE
 from runtime.by_name import reference

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from algorithm import Data, Loss
+from algorithm import Data, Loss, MaskedMean
 from appo import AsyncPPO, Settings
 from config import NOT_NEGATIVE, option
-from losses import MaskedMean
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Data, Loss
+from algorithm import Algorithm, Data, Loss, MaskedMean
 from config import FRACTION, POSITIVE, Config, option
-from losses import MaskedMean
 from vtrace import gae
 
 

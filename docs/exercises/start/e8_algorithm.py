@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Data, Loss
+from algorithm import Algorithm, Data, Loss, MaskedMean
 from config import FRACTION, POSITIVE, Config, option
-from losses import MaskedMean
 
 
 @dataclass(frozen=True)

@@ -319,7 +319,7 @@ class Supervisor:
         seconds = min(self.cfg.stall_timeout_sec, math.inf if waits or not self.buffers.stopping else 30) + more_seconds
         deadline, before = time.monotonic() + seconds, None
         while not condition():
-            done = [*self.buffers.sgd_steps_begun.tolist(), len(self.sampling.paused), int(self.buffers.restarts)]
+            done = [*self.buffers.sgd_steps_begun.tolist(), *self.buffers.generation.tolist(), *self.sampling.paused]
             if done != before:  # somebody has gone on
                 deadline, before = time.monotonic() + seconds, done
             if time.monotonic() > deadline:

@@ -33,7 +33,7 @@ from model import NONLINEARITIES, ActorCritic, LeafEncoders, in_float32, mlp
 from normalizers import expanded_space
 from reducer import FINISHED
 from runtime.user_error import UserError
-from shared_buffers import SLOTS, TAKEN, WITH_WORKER, SharedBuffers, Spec
+from shared_buffers import SLOTS, WITH_WORKER, SharedBuffers, Spec
 
 V, P = "v", "p"  # the learners of a policy
 POLL_SEC = 0.001  # the learners look at each other's counts so often
@@ -248,9 +248,7 @@ class FeedOfP(PairedFeed):
         self.inbox = self.buffers.policies[self.policy].passed_on[0]
 
     def take(self, kind: int, *slots: int) -> None:
-        passed_on = [slot for slot in dict.fromkeys(slots) if self.slot_place[slot] == TAKEN]
-        if passed_on:
-            self.insert(kind, *passed_on)
+        self.insert(kind, *slots)
 
     def serve(self) -> None:
         if self.inbox.reader.poll(POLL_SEC):

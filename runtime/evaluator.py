@@ -26,6 +26,7 @@ from runtime.generators import fork_rng, left_alone, seed_all
 from runtime.heartbeat import STEPS
 from runtime.machine import body_dtype
 from runtime.seeding import EVALUATION, derive_seed
+from runtime.training_state import origin
 from shared_buffers import SharedBuffers
 
 MAX_ENVS = 20
@@ -223,9 +224,8 @@ class Evaluator:
         best_sort = int(buffers.best_sort[policy])
         if not (checkpoint.is_better(score, sort, best, best_sort) or (score, sort) == (best, best_sort)):
             return False
-        state = {"algo": str(self.cfg.algo), "config": self.cfg.as_dict(), "model": weights, "sgd_steps": version,
-                 "env_steps": env_steps, "score": score, "sort_of_score": sort,
-                 "spaces": buffers.info.spaces_of(buffers.policies[policy].kind)}
+        state = origin(self.cfg, buffers, policy) | {"model": weights, "sgd_steps": version, "env_steps": env_steps,
+                                                     "score": score, "sort_of_score": sort}
         try:
             checkpoint.save_checkpoint(state, checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.BEST)
         except OSError as error:

@@ -63,12 +63,11 @@ class TrainingState:
         """Return all that a checkpoint holds; the tensors are the live ones."""
         optimizer = self.optimizer_state() | {"class": type(self.optimizer).__name__}
         env_steps, policy_steps = self.count_sampled().tolist()
-        return {"algo": str(self.cfg.algo), "config": self.cfg.as_dict(), "model": self.model.state_dict(),
-                "optimizer": optimizer, "sgd_steps": self.sgd_steps, "env_steps": env_steps,
-                "policy_steps": policy_steps, "env_steps_trained": self.decisions_trained,
-                "learning_rate": float(self.learning_rate), "initial_learning_rate": self.cfg.learning_rate,
-                "population": self.place_in_population,
-                "spaces": self.buffers.info.spaces_of(self.buffers.policies[self.policy].kind)}
+        return origin(self.cfg, self.buffers, self.policy) | {
+            "model": self.model.state_dict(), "optimizer": optimizer, "sgd_steps": self.sgd_steps,
+            "env_steps": env_steps, "policy_steps": policy_steps, "env_steps_trained": self.decisions_trained,
+            "learning_rate": float(self.learning_rate), "initial_learning_rate": self.cfg.learning_rate,
+            "population": self.place_in_population}
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state, with the rate as a number."""
@@ -303,6 +302,12 @@ def read_together(tensors: list[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+def origin(cfg: Config, buffers: SharedBuffers, policy: int) -> dict[str, Any]:
+    """Return what every checkpoint says of the policy that it is of."""
+    return {"algo": str(cfg.algo), "config": cfg.as_dict(),
+            "spaces": buffers.info.spaces_of(buffers.policies[policy].kind)}
+
+
 def place_in_population(cfg: Config, buffers: SharedBuffers, policy: int) -> dict[str, Any]:
     """Return the settings and the reward shaping that a policy has now, and when they were updated."""
     return {"settings": dict(zip(tunable(cfg), buffers.settings[policy].tolist(), strict=True)),
@@ -321,11 +326,11 @@ def save_published(cfg: Config, buffers: SharedBuffers, policy: int) -> str:
     weights, version = buffers.policies[policy].weights.read()
     if not all(tensor.isfinite().all() for tensor in weights.values()):
         raise UserError("they are not finite")
-    state |= {"algo": str(cfg.algo), "config": cfg.as_dict(), "model": weights, "sgd_steps": version,
-              "env_steps": int(buffers.env_steps.sum()), "policy_steps": int(buffers.policy_steps[:, policy].sum()),
-              "env_steps_trained": int(buffers.decisions_trained[policy]),
-              "spaces": buffers.info.spaces_of(buffers.policies[policy].kind),
-              "population": place_in_population(cfg, buffers, policy) if cfg.with_pbt else {}}
+    state |= origin(cfg, buffers, policy) | {
+        "model": weights, "sgd_steps": version, "env_steps": int(buffers.env_steps.sum()),
+        "policy_steps": int(buffers.policy_steps[:, policy].sum()),
+        "env_steps_trained": int(buffers.decisions_trained[policy]),
+        "population": place_in_population(cfg, buffers, policy) if cfg.with_pbt else {}}
     path = checkpoint.policy_dir(cfg.run_dir, policy) / checkpoint.checkpoint_name("checkpoint", state)
     checkpoint.save_checkpoint(state, path)
     return path.name

@@ -31,7 +31,7 @@ class Rig:
             self.now += 0.5
             self.row[0, COUNT] += counts
             if found := self.watch.look(self.row, [has_mail], 0):
-                assert found == [(0, found[0][1], found[0][2])]
+                assert [index for index, *_ in found] == [0]
                 return (half + 1) / 2, found[0][2]
         return None
 

@@ -12,8 +12,8 @@ methods change nothing, but for `update`, and `after_sgd_step`, which may change
     update       by the learner, for a minibatch, instead of evaluate, targets and loss, where there are several losses
 
 Every average in a loss is a `MaskedMean`: over the valid rows of a minibatch, so that masked rows change no loss and no
-gradient, and of all ranks (`reducer.py`), so that an algorithm never sees how many there are. The terms that losses
-share stand at the end, as pure functions of [T, B] tensors.
+gradient, and of all ranks (`runtime/several.py`), so that an algorithm never sees how many there are. The terms that
+losses share stand at the end, as pure functions of [T, B] tensors.
 
 The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA, A3C and REINFORCE are little more than
 `targets` and `loss`. The off-policy ones, Ape-X and PQL, have a feed of their own, a replay, and move target networks
@@ -23,7 +23,8 @@ Read next: `appo.py`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,8 @@ from config import Config
 from envs.flat_spaces import num_action_parameters
 from feed import Data, Feed, Fifo
 from model import make_model
-from reducer import Reducer
+from runtime.several import Reducer
+from runtime.utils import UserError
 from shared_buffers import SharedBuffers, Spec
 
 ADVANTAGE_FLOOR = 0.001  # the least deviation of advantages, in units of the value targets
@@ -92,7 +94,8 @@ class Algorithm:
 
     def __init__(self, cfg: Config, role: str = "") -> None:
         """role: that of the learner it is made for, if it is one of `Settings.roles`."""
-        self.cfg, self.role = cfg, role if role in cfg.roles else ""
+        self.cfg = cfg
+        self.role = role if role in cfg.roles else ""
         self.env_steps = 0  # sampled so far, resumes included; the learner sets it before each dataset, 0 where it acts
 
     # ---- acting --------------------------------------------------------------------------------------------------
@@ -137,7 +140,7 @@ class Algorithm:
         return Fifo(self.cfg, buffers, policy, pinned=pinned, deliver=deliver)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make the optimizer of these parameters; the learner sets its rate before each step, on a GPU by a tensor.
+        """Make the optimizer of these parameters; the learner sets its rate before each step.
 
         Its state must be tensors that are made in the first step, on the parameters' device: several learners share
         them. So on a GPU it must be fused or `capturable`.
@@ -185,11 +188,6 @@ class Algorithm:
 
 
 # ---- terms of losses ----------------------------------------------------------------------------------------------
-
-
-def decayed(coeff: float, env_steps: int, decay_env_steps: int) -> float:
-    """Return a coefficient that falls linearly to 0 over the first decay_env_steps of a run; 0: it stays."""
-    return coeff * (max(0.0, 1 - env_steps / decay_env_steps) if decay_env_steps else 1.0)
 
 
 def normalize_advantages(advantages: Tensor, moments: Tensor) -> Tensor:
@@ -249,3 +247,20 @@ def describe(moments: Tensor) -> dict[str, Tensor]:
     unexplained = deviations[3] / deviations[1].clamp(min=1e-12)
     return {"advantage_mean": means[0], "advantage_std": deviations[0], "value_mean": means[2],
             "explained_variance": 1 - unexplained.square()}
+
+
+def summarize(stats: Sequence[Data], model: nn.Module) -> dict[str, float]:
+    """Average the statistics of a dataset's SGD steps, or take their extremes where names end with _max or _min.
+
+    On a GPU this waits for the end of all. A step whose gradient is not finite was skipped, and counts in
+    `skipped_sgd_steps` alone. Raises `UserError` when all were, or when weights are not finite: it is not the data.
+    """
+    steps = [{name: float(value) for name, value in step.items()} for step in stats]
+    taken = [step for step in steps if math.isfinite(step["grad_norm"])]
+    if not (taken and nn.utils.get_total_norm(list(model.parameters())).isfinite()):
+        raise UserError("learning has diverged: gradients or weights are non-finite; use a lower --learning_rate")
+    summary: dict[str, float] = {"skipped_sgd_steps": len(steps) - len(taken)}
+    for name in dict.fromkeys(name for step in taken for name in step):  # some are of a part of the steps
+        combine = {"max": max, "min": min}.get(name.rpartition("_")[2], fmean)
+        summary[name] = combine([step[name] for step in taken if name in step])
+    return summary

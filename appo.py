@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import (
@@ -20,7 +19,6 @@ from algorithm import (
     Loss,
     MaskedMean,
     clipped_value_error,
-    decayed,
     describe,
     held_ratios,
     moments_of,
@@ -28,8 +26,6 @@ from algorithm import (
     ppo_objective,
 )
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
-from envs.flat_spaces import action_leaves
-from runtime.user_error import UserError
 from vtrace import gae, vtrace
 
 
@@ -53,8 +49,6 @@ class Settings(Config):
                                    "the uniform policy", ("entropy", "symmetric_kl"))
     exploration_loss_coeff: float = option(0.01, "appo", "weight of the exploration loss", bounds=NOT_NEGATIVE,
                                            tune=(1e-8, 1.0))
-    exploration_loss_decay_env_steps: int = option(0, "appo", "the weight falls linearly to 0 over so many env_steps, "
-                                                   "resumes included; 0: it stays", bounds=NOT_NEGATIVE)
     kl_loss_coeff: float = option(0.0, "appo", "weight of KL(acting policy || new policy) in the loss",
                                   bounds=NOT_NEGATIVE)
 
@@ -87,12 +81,6 @@ class AsyncPPO(Algorithm):
 
     Settings = Settings
     profiles = PROFILES
-
-    def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
-        has_box = any(isinstance(space, spaces.Box) for space in action_leaves(action_space).values())
-        if self.cfg.exploration_loss == "symmetric_kl" and has_box:
-            raise UserError("--exploration_loss=symmetric_kl needs discrete actions; use entropy")
-        return super().make_model(obs_space, action_space)
 
     def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
         """Compute GAE from the values predicted when acting; only the last one is asked for here."""
@@ -135,10 +123,9 @@ class AsyncPPO(Algorithm):
         entropy = mean(policy.entropy())
         exploration = (entropy if cfg.exploration_loss == "entropy" else
                        -mean(policy.symmetric_kl_to_uniform().clamp(max=30)))
-        exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
         with torch.set_grad_enabled(cfg.kl_loss_coeff > 0):
             kl = mean(model.distribution(data["action_parameters"]).kl(policy))
-        total = (policy_loss + cfg.value_loss_coeff * value_loss - exploration_coeff * exploration
+        total = (policy_loss + cfg.value_loss_coeff * value_loss - cfg.exploration_loss_coeff * exploration
                  + cfg.kl_loss_coeff * kl)
 
         ratio_min, ratio_max = ratios.detach().aminmax()

@@ -1,14 +1,15 @@
 """Action distributions: one for each kind of choice, and `ActionDistribution`, which joins them for any action space.
 
 Each is made from parameters [..., D] that the network gives, works on actions [..., columns] float32 as laid out in
-`envs/flat_spaces.py`, and has the same five methods. Log-probabilities, entropies and divergences are sums over the
+`envs/flat_spaces.py`, and has the same methods. Log-probabilities, entropies and divergences are sums over the
 columns: given the observation the parts of an action are independent.
 
 A choice that an action mask forbids has the logit `FORBIDDEN`: its probability is 0 exactly, and it adds nothing to any
-sum. Read next: `reducer.py`.
+sum. Read next: `config.py`.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from gymnasium import spaces
@@ -17,10 +18,20 @@ from torch.nn import functional as F
 
 from config import Config
 from envs.flat_spaces import action_leaves, is_bounded, num_action_parameters, num_options
-from runtime.user_error import UserError
+from runtime.utils import UserError
 
 FORBIDDEN = -1e9
 LOG_STD_RANGE = (-8.0, 5.0)  # at its ends the gradient vanishes
+
+
+def check_action_space(cfg: Config, space: spaces.Space) -> None:
+    """Raise `UserError` when an action space has no distribution under these settings."""
+    boxes = [leaf for leaf in action_leaves(space).values() if isinstance(leaf, spaces.Box)]
+    for name in ("squash_actions", "adaptive_stddev"):
+        if getattr(cfg, name) and not boxes:
+            raise UserError(f"--{name} is for continuous actions, not for {space}; leave it off")
+    if cfg.squash_actions and not all(is_bounded(leaf).all() for leaf in boxes):
+        raise UserError(f"--squash_actions needs bounded actions, not {space}; leave it off")
 
 
 def forbid(parameters: Tensor, mask: Tensor, maskable: Tensor) -> Tensor:
@@ -31,11 +42,68 @@ def forbid(parameters: Tensor, mask: Tensor, maskable: Tensor) -> Tensor:
         mask: [..., M] bool, one entry for each maskable parameter, False: forbidden.
         maskable: [M] int64, which of the D parameters are logits of choices.
     """
-    allowed = mask
-    if len(maskable) < parameters.shape[-1]:
-        allowed = torch.ones_like(parameters, dtype=torch.bool)
-        allowed[..., maskable] = mask
+    allowed = torch.ones_like(parameters, dtype=torch.bool)
+    allowed[..., maskable] = mask
     return torch.where(allowed, parameters, FORBIDDEN)
+
+
+class ActionDistribution:
+    """The distribution over any action space: its independent parts side by side.
+
+    Args:
+        space: the action space.
+        parameters: [..., num_action_parameters(space)] float32.
+        squash: squash Box actions with tanh instead of clipping them.
+    """
+
+    def __init__(self, space: spaces.Space, parameters: Tensor, *, squash: bool = False) -> None:
+        kinds, sizes, self.columns = zip(*kinds_of_parts(space, squash=squash), strict=True)
+        self.parts = [kind(part) for kind, part in zip(kinds, parameters.split(sizes, -1), strict=True)]
+
+    def sample(self) -> Tensor:
+        """Draw actions [..., columns] float32."""
+        return torch.cat([part.sample() for part in self.parts], -1)
+
+    def mode(self) -> Tensor:
+        """Return the most likely actions [..., columns] float32."""
+        return torch.cat([part.mode() for part in self.parts], -1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Return the log-probability (density) of actions [..., columns], [...]."""
+        columns = actions.split(self.columns, -1)
+        return total(part.log_prob(action) for part, action in zip(self.parts, columns, strict=True))
+
+    def entropy(self) -> Tensor:
+        """Return the entropy, [...]."""
+        return total(part.entropy() for part in self.parts)
+
+    def kl(self, other: "ActionDistribution") -> Tensor:
+        """Return KL(self || other), [...]."""
+        return total(p.kl(q) for p, q in zip(self.parts, other.parts, strict=True))
+
+    def symmetric_kl_to_uniform(self) -> Tensor:
+        """Return the mean of both KL divergences between this and the uniform distribution, [...]; not of a Box."""
+        return total(part.symmetric_kl_to_uniform() for part in self.parts)
+
+
+def kinds_of_parts(space: spaces.Space, *, squash: bool) -> list[tuple[type, int, int]]:
+    """List the distribution of each part of an action space, how many parameters it has, and how many columns."""
+    kinds: list[tuple[type, int, int]] = []
+    for leaf in action_leaves(space).values():
+        size = num_action_parameters(leaf)
+        if isinstance(leaf, spaces.Box):
+            kinds.append((SquashedGaussian if squash else DiagonalGaussian, size, size // 2))
+        elif isinstance(leaf, spaces.MultiBinary):
+            kinds.append((Bernoulli, size, size))
+        else:
+            kinds += [(Categorical, n, 1) for n in num_options(leaf)]
+    return kinds
+
+
+def total(terms: Iterable[Tensor]) -> Tensor:
+    """Add tensors of one shape."""
+    first, *others = terms
+    return torch.stack([first, *others]).sum(0) if others else first
 
 
 class Categorical:
@@ -47,8 +115,7 @@ class Categorical:
     def sample(self) -> Tensor:
         """Draw indices by the Gumbel trick: argmax of log p + Gumbel noise."""
         noise = torch.empty_like(self.log_probs).exponential_().clamp_min_(1e-30)  # 0 would win even when forbidden
-        noisy = self.log_probs - noise.log_()
-        return noisy.argmax(-1, keepdim=True).float()
+        return (self.log_probs - noise.log_()).argmax(-1, keepdim=True).float()
 
     def mode(self) -> Tensor:
         return self.log_probs.argmax(-1, keepdim=True).float()
@@ -86,12 +153,13 @@ class Bernoulli:
         return -F.binary_cross_entropy_with_logits(self.logits, actions, reduction="none").sum(-1)
 
     def entropy(self) -> Tensor:
-        return self._cross_entropy(self)
+        return self.cross_entropy(self)
 
     def kl(self, other: "Bernoulli") -> Tensor:
-        return self._cross_entropy(other) - self.entropy()
+        return self.cross_entropy(other) - self.entropy()
 
-    def _cross_entropy(self, other: "Bernoulli") -> Tensor:
+    def cross_entropy(self, other: "Bernoulli") -> Tensor:
+        """Return E[-log p of `other`], of bits drawn from this."""
         p = self.logits.sigmoid()
         return (p * F.softplus(-other.logits) + (1 - p) * F.softplus(other.logits)).sum(-1)
 
@@ -116,16 +184,15 @@ class DiagonalGaussian:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         z = (actions - self.mean) / self.std
-        return -torch.add(self.log_std, z.square(), alpha=0.5).sum(-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
+        return -(self.log_std + 0.5 * z.square()).sum(-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
 
     def entropy(self) -> Tensor:
         return self.log_std.sum(-1) + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi * math.e)
 
     def kl(self, other: "DiagonalGaussian") -> Tensor:
-        scaled = (self.mean - other.mean) / other.std
-        ratio = self.std / other.std
-        squares = torch.addcmul(scaled.square(), ratio, ratio)
-        return torch.add(other.log_std - self.log_std, squares, alpha=0.5).sum(-1) - 0.5 * self.mean.shape[-1]
+        shift, ratio = (self.mean - other.mean) / other.std, self.std / other.std
+        squares = torch.addcmul(shift.square(), ratio, ratio)
+        return (other.log_std - self.log_std + 0.5 * squares).sum(-1) - 0.5 * self.mean.shape[-1]
 
 
 class SquashedGaussian(DiagonalGaussian):
@@ -149,86 +216,3 @@ class SquashedGaussian(DiagonalGaussian):
 def log_tanh_slope(x: Tensor) -> Tensor:
     """Return log(1 - tanh(x)^2), exact for any x."""
     return 2 * (math.log(2) - x - F.softplus(-2 * x))
-
-
-Part = Categorical | Bernoulli | DiagonalGaussian
-
-
-class ActionDistribution:
-    """The distribution over any action space: its independent parts side by side.
-
-    Args:
-        space: the action space.
-        parameters: [..., num_action_parameters(space)] float32.
-        squash: squash Box actions with tanh instead of clipping them.
-    """
-
-    def __init__(self, space: spaces.Space, parameters: Tensor, *, squash: bool = False) -> None:
-        self.parts: list[Part] = []
-        self.columns: list[int] = []
-        begin = 0
-        for leaf in action_leaves(space).values():
-            size = num_action_parameters(leaf)
-            leaf_parameters = parameters[..., begin : begin + size]
-            begin += size
-            if isinstance(leaf, spaces.Box):
-                self._add((SquashedGaussian if squash else DiagonalGaussian)(leaf_parameters), size // 2)
-            elif isinstance(leaf, spaces.MultiBinary):
-                self._add(Bernoulli(leaf_parameters), size)
-            else:
-                sizes = num_options(leaf)
-                for logits in leaf_parameters.split(sizes, -1) if len(sizes) > 1 else [leaf_parameters]:
-                    self._add(Categorical(logits), 1)
-
-    def _add(self, part: Part, columns: int) -> None:
-        self.parts.append(part)
-        self.columns.append(columns)
-
-    def sample(self) -> Tensor:
-        """Draw actions [..., columns] float32."""
-        return join_parts([part.sample() for part in self.parts])
-
-    def mode(self) -> Tensor:
-        """Return the most likely actions [..., columns] float32."""
-        return join_parts([part.mode() for part in self.parts])
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        """Return the log-probability (density) of actions [..., columns], [...]."""
-        columns = actions.split(self.columns, -1)
-        return sum_parts([part.log_prob(action) for part, action in zip(self.parts, columns, strict=True)])
-
-    def entropy(self) -> Tensor:
-        """Return the entropy, [...]."""
-        return sum_parts([part.entropy() for part in self.parts])
-
-    def kl(self, other: "ActionDistribution") -> Tensor:
-        """Return KL(self || other), [...]."""
-        return sum_parts([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)])
-
-    def symmetric_kl_to_uniform(self) -> Tensor:
-        """Return the mean of both KL divergences between this and the uniform distribution, [...]."""
-        return sum_parts([part.symmetric_kl_to_uniform() for part in self.parts])
-
-
-def join_parts(columns: list[Tensor]) -> Tensor:
-    """Join the columns of parts."""
-    return columns[0] if len(columns) == 1 else torch.cat(columns, -1)
-
-
-def sum_parts(terms: list[Tensor]) -> Tensor:
-    """Add tensors of one shape."""
-    return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
-
-
-def check_action_space(cfg: Config, space: spaces.Space) -> None:
-    """Raise `UserError` when an action space has no distribution under these settings."""
-    boxes = [leaf for leaf in action_leaves(space).values() if isinstance(leaf, spaces.Box)]
-    for name in ("squash_actions", "adaptive_stddev"):
-        if getattr(cfg, name) and not boxes:
-            raise UserError(f"--{name} is for continuous actions, not for {space}; leave it off")
-    unbounded = [leaf for leaf in boxes if not is_bounded(leaf).all()]
-    if cfg.squash_actions and unbounded:
-        raise UserError(f"--squash_actions needs bounded actions, not {unbounded[0]}; leave it off")
-    low, high = (math.exp(end) for end in LOG_STD_RANGE)
-    if boxes and not low < cfg.initial_stddev < high:
-        raise UserError(f"--initial_stddev={cfg.initial_stddev} must lie between {low:.4f} and {high:.0f}")

@@ -1,19 +1,15 @@
 """How finished trajectories become datasets.
 
-`Fifo` hands every trajectory out once, in the order of arrival: the feed of an on-policy algorithm. Two batches exist,
+`Fifo` hands every trajectory out once, in the order of arrival: the feed of an on-policy algorithm. Two datasets exist,
 so that the next one is filled while the last SGD step of this one runs. It is not filled earlier: the trajectories wait
 in their slots, the rollout workers wait for slots, and so memory and policy lag stay bounded when the learner is the
-slowest part.
-
-Below are the ways from a dataset to a minibatch, and from what a network gives back to trajectories. Another `Feed` is
-in `algorithms/replay_feed.py`. Read next: `learner.py`.
+slowest part. Another `Feed` is in `algorithms/replay.py`. Read next: `learner.py`.
 """
 
-import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,19 +21,13 @@ from shared_buffers import HANDED_IN, SLOTS, TAKEN, WITH_WORKER, SharedBuffers, 
 Data = dict[str, Tensor]
 
 
-class Batch:
-    """The trajectories of one dataset, [B, T(+1), ...], while it is filled and while it is trained on."""
+class Dataset:
+    """Trajectories [B, T(+1), ...], while they are collected and while they are trained on."""
 
     def __init__(self, specs: dict[str, Spec], size: int, *, pinned: bool = False) -> None:
         """Allocate it; pinned: in memory that a GPU can read by itself."""
-        tensors = allocate(specs, size, shared=False)
+        tensors = allocate(specs, size)
         self.tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()} if pinned else tensors
-        self.slots: list[int] = []  # where its trajectories came from
-
-    @property
-    def num_free(self) -> int:
-        """Count the trajectories that still fit."""
-        return len(self.tensors["rewards"]) - len(self.slots)
 
 
 def scale_rewards(cfg: Config, rewards: Tensor) -> Tensor:
@@ -50,14 +40,19 @@ class Feed:
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int,
                  deliver: Callable[[Any], None] | None = None) -> None:
-        """Make it; deliver(dataset) trains at once (serial mode), None: `next` returns it."""
-        self.cfg, self.buffers, self.policy = cfg, buffers, policy
+        """Make it; a subclass allocates two datasets, one to be filled and `spare`, which waits for `allow_next`.
+
+        deliver(dataset) trains at once (serial mode), None: `next` returns it.
+        """
+        self.cfg = cfg
+        self.buffers = buffers
+        self.policy = policy
         self.inbox = buffers.policies[policy].trajectories_done
-        self.first_slot = buffers.policies[policy].first_slot
+        self.own = buffers.slots_of(policy)
         self.specs = buffers.specs[buffers.policies[policy].kind]
         self.trajectories = buffers.trajectories_of(policy)
         self.slot_place = buffers.slot_place.numpy()
-        self.next_batch: queue.Queue = queue.Queue()  # from training to the batcher
+        self.returned: queue.Queue = queue.Queue()  # datasets to be filled, from training to the batcher
         self.datasets: queue.Queue = queue.Queue()  # from the batcher to training; also an exception
         self.deliver = deliver or self.datasets.put
         self.is_inserting = False
@@ -112,18 +107,20 @@ class Feed:
         return dataset
 
     def is_idle(self) -> bool:
-        """Tell, in the training thread, whether there is nothing to train on until more trajectories are handed in."""
-        own = self.slot_place[self.first_slot : self.first_slot + self.buffers.num_slots]
+        """Return whether there is nothing to train on until more is handed in; for the training thread."""
         # in this order: the batcher writes them in the opposite one
-        return not ((own == HANDED_IN).any() or self.is_inserting or not self.datasets.empty())
+        return not ((self.slot_place[self.own] == HANDED_IN).any() or self.is_inserting or not self.datasets.empty())
 
     def allow_next(self) -> None:
-        """Let the batcher make the next dataset, since the last SGD step begins."""
-        raise NotImplementedError
+        """Allow the batcher to fill the next dataset, since the last SGD step begins; in turns it must have ended."""
+        if self.cfg.async_rl:
+            self.returned.put(self.spare)
 
     def release(self, dataset: Any) -> None:
         """Take a dataset back that was trained on."""
-        raise NotImplementedError
+        self.spare = dataset
+        if not self.cfg.async_rl:
+            self.returned.put(dataset)
 
     def admit(self, data: Data, sgd_steps: int) -> Tensor:
         """Decide which rows of a dataset are trained on, after so many SGD steps; return how old they are, in these.
@@ -140,14 +137,6 @@ class Feed:
         """Describe what is kept, for the records."""
         return {}
 
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[dict[str, Any]]:
-        """Hold what a periodic checkpoint should keep, and do not change it meanwhile."""
-        yield {}
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint has kept."""
-
     def free_slots(self, slots: Sequence[int]) -> None:
         """Give slots back to their rollout workers."""
         self.slot_place[list(slots)] = WITH_WORKER
@@ -158,59 +147,51 @@ class Feed:
 class Fifo(Feed):
     """Hands out every trajectory once. The batcher copies it from its slot, which is free again at once.
 
-    In turns (--async_rl=False) all slots are free again at once, when every one is copied and nothing is being trained
+    In turns (--async_rl=False) all slots are free again together, when every one is copied and nothing is being trained
     on: nothing is sampled meanwhile. A dataset of a whole number of trajectories of every agent has no policy lag.
     """
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, *, pinned: bool,
-                 deliver: Callable[[Batch], None] | None = None) -> None:
-        """Allocate both batches."""
+                 deliver: Callable[[Dataset], None] | None = None) -> None:
         super().__init__(cfg, buffers, policy, deliver)
-        # the batcher fills one; the other is trained on, or waits in `spare` for `allow_next`
-        self.filling, self.spare = (Batch(self.specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
-        # in turns: the slots that are copied, but not free yet, and how many datasets wait or are trained on
-        self.held = []
-        self.num_training = 0
-        self.lock = threading.Lock()
+        self.filling, self.spare = (Dataset(self.specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
+        self.num_filled = 0  # trajectories
+        self.held: list[int] = []  # in turns: slots that are copied, but not free yet
 
     @property
     def num_wanted(self) -> int:
-        return self.filling.num_free
+        return self.cfg.trajectories_per_dataset - self.num_filled
 
     def insert(self, kind: int, *slots: int) -> None:
-        """Copy trajectories into the batch that is being filled; hand it over whenever it is complete, and wait."""
-        assert kind == SLOTS, kind
+        """Copy trajectories into the dataset that is being filled; hand it over whenever it is complete, and wait."""
         while slots and not self.buffers.stopping:
-            fitting = slots[: self.filling.num_free]
-            slots = slots[self.filling.num_free:]
+            fitting, slots = slots[: self.num_wanted], slots[self.num_wanted :]
             self.copy(fitting)
-            is_full = not self.filling.num_free
             if self.cfg.async_rl:
                 self.free_slots(fitting)
             else:
-                self.take_turns(fitting, int(is_full))
-            if is_full:
+                self.held += fitting
+            if not self.num_wanted:
                 self.deliver(self.filling)
-                self.filling = self.next_batch.get()  # back-pressure
+                self.filling, self.num_filled = self.returned.get(), 0  # back-pressure
+            if len(self.held) == self.buffers.num_slots:
+                self.free_slots(sorted(self.held))
+                self.held.clear()
 
     def copy(self, slots: Sequence[int]) -> None:
-        """Copy trajectories into the batch that is being filled."""
-        begin = len(self.filling.slots)
-        index = torch.tensor(slots) - self.first_slot
+        """Copy trajectories into the dataset that is being filled."""
+        begin = self.num_filled
+        index = torch.tensor(slots)
         for name, tensor in self.filling.tensors.items():
             torch.index_select(self.trajectories[name], 0, index, out=tensor[begin : begin + len(slots)])
-        self.filling.slots += slots
-
-    def allow_next(self) -> None:
-        self.next_batch.put(self.spare)
+        self.num_filled += len(slots)
 
     def admit(self, data: Data, sgd_steps: int) -> Tensor:
         """Scale the rewards, and leave out what too old a policy acted, or one that was replaced."""
-        cfg, first_version = self.cfg, self.buffers.first_version[self.policy]
         lag = sgd_steps - data["policy_version"]
-        fresh = (lag <= cfg.max_policy_lag) & (data["policy_version"] >= first_version)
-        data["valid"] &= fresh  # in place: from where it lies a GPU copies it without a wait
-        data["rewards"].copy_(scale_rewards(cfg, data["rewards"]))
+        data["valid"] &= lag <= self.cfg.max_policy_lag  # in place: from where it lies a GPU copies it without a wait
+        data["valid"] &= data["policy_version"] >= self.buffers.first_version[self.policy]
+        data["rewards"].copy_(scale_rewards(self.cfg, data["rewards"]))
         return lag
 
     def split(self, generator: torch.Generator) -> list[Tensor]:
@@ -218,41 +199,22 @@ class Fifo(Feed):
         order = torch.randperm(self.cfg.trajectories_per_dataset, generator=generator)
         return list(order.split(self.cfg.trajectories_per_minibatch))
 
-    def take_turns(self, copied: Sequence[int], begun: int) -> None:
-        """Note copied slots, and a dataset that is complete (1) or trained on (-1); free all when all is done."""
-        with self.lock:
-            self.held += copied
-            self.num_training += begun
-            if not self.num_training and len(self.held) == self.buffers.num_slots:
-                self.free_slots(sorted(self.held))
-                self.held.clear()
 
-    def release(self, dataset: Batch) -> None:
-        dataset.slots.clear()
-        self.spare = dataset
-        if not self.cfg.async_rl:
-            self.take_turns((), -1)
+def cut(trajectories: Data, length: int) -> list[Data]:
+    """Cut trajectories [B, T+1, ...] into the sequences [N, L, ...] that the core is unrolled over.
+
+    Every sequence begins with the hidden state stored when acting. A feed-forward policy has sequences of one step;
+    backpropagation through the whole rollout has the trajectories themselves; through R < T steps there are two groups
+    of sequences, of R steps, and of one step each for the bootstrap observations.
+    """
+    if length == 1:
+        return [{name: tensor.flatten(0, 1)[:, None] for name, tensor in trajectories.items()}]
+    if length == trajectories["new_episode"].shape[1] - 1:
+        return [trajectories]
+    return [{name: tensor[:, :-1].unflatten(1, (-1, length)).flatten(0, 1) for name, tensor in trajectories.items()},
+            {name: tensor[:, -1:] for name, tensor in trajectories.items()}]
 
 
 def select(tensor: Tensor, rows: Tensor | slice) -> Tensor:
     """Return rows of a tensor; a slice of them is not copied."""
     return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
-
-
-def upload(minibatches: list[Tensor] | list[slice], device: torch.device) -> list[Tensor] | list[slice]:
-    """Copy the places of minibatches to a device, in one piece, without waiting for it."""
-    if device.type == "cpu" or isinstance(minibatches[0], slice):
-        return minibatches
-    places = torch.cat(minibatches).pin_memory().to(device, non_blocking=True)
-    return list(places.split([len(minibatch) for minibatch in minibatches]))
-
-
-def join_groups(rows: Tensor, steps: list[int], num_trajectories: int) -> Tensor:
-    """Join the outputs of groups of sequences, [sum of steps, ...], group by group, into trajectories [B, T+1, ...]."""
-    groups = rows.split(steps) if len(steps) > 1 else [rows]
-    return join([group.unflatten(0, (num_trajectories, -1)) for group in groups], 1)
-
-
-def join(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate tensors; `torch.cat` copies a single one."""
-    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]

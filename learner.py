@@ -1,39 +1,40 @@
 """The learner: turns trajectories into better weights.
 
-Its feed hands out datasets of finished trajectories (`feed.py`). The learner runs `num_epochs` x
-`num_batches_per_epoch` SGD steps on each and publishes the weights after every one (off-policy: after the last one).
-Between two datasets it obeys the supervisor's commands. The algorithm says what the loss is (`algorithm.py`), the
-reducer how several learners agree (`reducer.py`).
+Its feed hands out datasets of finished trajectories (`feed.py`). On each the learner takes `num_epochs` x
+`num_batches_per_epoch` SGD steps, every one on a minibatch, and publishes the weights after every step (off-policy:
+after the last one). The algorithm says what the loss is (`algorithm.py`). Several learners of a policy work together
+through a reducer (`runtime/several.py`). Between two datasets a learner obeys the commands of the main process.
 
 Rows that are not valid (the reset between two episodes, acted by too old a policy) change no loss, no gradient and no
 statistic. Read next: `algorithm.py`.
 """
 
-import contextlib
+import copy
+import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithm import MaskedMean
+from algorithm import Algorithm, Loss, MaskedMean, summarize
 from algorithms import algorithm_class
-from config import Config
+from config import Config, tunable
 from envs.flat_spaces import obs_dtype
-from feed import Batch, join, join_groups, select, upload
+from feed import Data, cut, select
+from model import Joined
 from normalizers import hold_units
-from reducer import make_reducer
-from runtime.checkpoint import load_checkpoint, load_newest
-from runtime.heartbeat import SAVES
+from runtime import checkpoint
 from runtime.machine import body_dtype, prepare
-from runtime.ranks import this_rank
-from runtime.seeding import SHUFFLE, derive_seed
-from runtime.training_state import TrainingState
-from runtime.user_error import UserError
-from shared_buffers import COPY, FINISH, LOAD, SAVE, STOP, SharedBuffers
+from runtime.processes import SAVES
+from runtime.several import DECISIONS, SGD_STEPS, make_reducer
+from runtime.utils import SHUFFLE, UserError, derive_seed, this_rank
+from shared_buffers import FINISH, LOAD, SAVE, SAVE_BEST, SAVE_MILESTONE, STOP, SharedBuffers
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
@@ -46,9 +47,9 @@ class Learner:
 
     SPANS = (  # what `tools/timeline.py` records
         ("feed.next", "wait for a dataset"), ("feed.inbox.get", "wait for trajectories"),
-        ("feed.next_batch.get", "wait for the learner"), ("feed.copy", "batch"), ("evaluate", "forward"),
-        ("loss", "loss"), ("carry_back", "backward"), ("reducer.step", "optimizer step"), ("sgd_step", "SGD"),
-        ("update_normalizers", "normalizers"), ("state.publish", "publish"), ("state.save", "save"))
+        ("feed.returned.get", "wait for the learner"), ("feed.copy", "batch"), ("evaluate_part", "forward"),
+        ("loss", "loss"), ("descend", "backward"), ("reducer.step", "optimizer step"), ("sgd_step", "SGD"),
+        ("update_normalizers", "normalizers"), ("state.publish", "publish"), ("save", "save"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,
                  resume_from: Path | None, report: Callable[[tuple], None]) -> None:
@@ -58,49 +59,43 @@ class Learner:
         All move the statistics of the returns, but only the first one's are published.
 
         report(("trained", policy, {name: number})) is called after each dataset, report(("saved", policy, reason, name,
-        seconds)) after each file, report(("loaded", policy, reset, why not)) and report(("finished", policy, learner,
-        number)) in answer to LOAD and FINISH.
+        seconds)) or report(("unsaved", policy, reason, why)) after each file; in answer to LOAD and FINISH:
+        report(("loaded", policy, donor)) and report(("finished", policy, learner, number)).
         """
-        self.buffers, self.policy, self.device, self.report = buffers, policy, device, report
-        saved = None
-        if buffers.restarts:  # there is a newer one, perhaps
-            with contextlib.suppress(UserError):  # all are damaged: the moments of the optimizer begin anew
-                saved = load_newest(cfg.run_dir, policy)[1]
-        elif resume_from is not None:
-            saved = load_checkpoint(resume_from)
-        self.commands = buffers.policies[policy].commands[learner]
-        self.weights = buffers.policies[policy].weights
+        self.cfg = cfg
+        self.buffers = buffers
+        self.policy = policy
         self.number = learner
+        self.device = device
+        self.report = report
         self.is_first = learner == 0
-        self.finishing = 0
-        obs_space, action_space = buffers.spaces_of(policy)
+        self.commands = buffers.policies[policy].commands[learner]
+        self.algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
+        if this_rank().world_size > 1 and (cfg.roles or self.algorithm.update is not None):
+            raise UserError(f"--algo={cfg.algo} cannot be used with several ranks: it takes its SGD steps itself")
+        self.state = TrainingState(cfg, buffers, policy, learner, self.algorithm, device)
+        self.model, self.reducer = self.state.model, self.state.reducer
+        prepare(self.model, tf32=cfg.tf32, torch_compile=cfg.torch_compile)
+        obs_space, _ = buffers.spaces_of(policy)
         self.obs_names = [f"obs/{name}" for name in obs_space]
-        self.steps_per_pass = steps_per_pass(obs_space)
+        num_bytes = sum(math.prod(space.shape) * obs_dtype(space).itemsize for space in obs_space.values())
+        self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / num_bytes))
         self.num_threads = 1 if cfg.serial_mode or cfg.torch_compile or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
-        self.algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
-        if self.algorithm.update is not None and this_rank().world_size > 1:
-            raise UserError(f"--algo={cfg.algo} takes its SGD steps itself, and cannot be used with several ranks")
-        self.model = self.algorithm.make_model(obs_space, action_space).to(device)
-        self.model.arithmetic = body_dtype(cfg, device, obs_space)
-        self.reducer = make_reducer(buffers.policies[policy].shared_training, learner, buffers.store_prefix,
-                                    cfg.stall_timeout_sec)
-        optimizer = self.reducer.make_optimizer(self.model, self.algorithm.make_optimizer)
-        version = self.weights.refresh(self.model)
-        if self.reducer.begin(self.model):
-            self.weights.publish(self.model, version)
-        self.state = TrainingState(cfg, buffers, policy, self.model, optimizer, report, saved, self.is_first)
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
-        prepare(cfg, self.model)
         self.priorities: Tensor | None = None  # of the last minibatch, where the algorithm has some
-        self.take_over_settings()
+        self.finishing = 0  # the number of the FINISH command that waits for its answer
         self.feed = self.algorithm.make_feed(buffers, policy, learner, pinned=device.type != "cpu",
-                                             deliver=self.train if cfg.serial_mode else None)
-        self.feed.resume(saved or {})
-
-    def take_over_settings(self) -> None:
-        """Use the settings of the state, which population-based training may have changed."""
-        self.cfg = self.algorithm.cfg = self.state.cfg
+                                             deliver=self.train_on_dataset if cfg.serial_mode else None)
+        self.configure()
+        saved: dict[str, Any] = {}
+        if buffers.restarts:
+            saved = checkpoint.last_saved(cfg.run_dir, policy, **buffers.counts(policy))
+        elif resume_from is not None:
+            saved = checkpoint.load_checkpoint(resume_from)
+        self.state.load_state_dict(saved)
+        self.snapshot_period = -1  # in which the last snapshot was taken
+        self.take_snapshot()
 
     # ---- datasets and commands -----------------------------------------------------------------------------------
 
@@ -111,240 +106,381 @@ class Learner:
             self.commands.beat()
             dataset = self.feed.next(COMMAND_SEC)
             if dataset is not None:
-                self.train(dataset)
+                self.train_on_dataset(dataset)
             elif self.buffers.training_over:
-                self.state.agree(self.reducer)
+                self.state.agree()
             else:
-                self.tell_finished()
+                self.answer_finish()
 
     def turn(self) -> None:
         """Do all there is to do, in this thread (serial mode)."""
         self.feed.turn()
         self.obey_commands()
-        self.tell_finished()
-
-    def tell_finished(self) -> None:
-        """Answer a FINISH command as soon as there is nothing left to train on; publish what all learners have done."""
-        if self.finishing and self.feed.is_idle():
-            if self.is_first and len(self.cfg.learners) > 1:
-                self.state.take_over(self.reducer)
-                self.state.publish()
-            self.report(("finished", self.policy, self.number, self.finishing))
-            self.finishing = 0
+        self.answer_finish()
 
     def obey_commands(self) -> bool:
-        """Act on the messages of the supervisor; return False when told to stop."""
+        """Act on the commands that are there; return False when told to stop."""
         if self.commands.empty():
             return True
         commands = self.commands.get()
         if self.buffers.training_over:  # first, so that all ranks save the same
-            self.state.agree(self.reducer)
+            self.state.agree()
         for command, index in commands:
             if command == STOP:
                 return False
             if command == SAVE:
-                self.commands.beat(SAVES)
-                with self.feed.saving() as kept:
-                    self.state.save(index, kept, self.reducer)
-            elif command == COPY:
-                self.state.copy_policy(index, self.reducer)
+                self.save(index)
             elif command == LOAD:
-                self.state.load_given(self.reducer, reset_optimizer=bool(index))
+                self.load(index)
             elif command == FINISH:
                 self.finishing = index
             else:  # CONFIGURE
-                self.state.configure()
-            if command not in (SAVE, FINISH):
-                self.take_over_settings()
+                self.configure()
         return True
+
+    def answer_finish(self) -> None:
+        """Answer a FINISH command as soon as there is nothing left to train on; publish what all learners have done."""
+        if self.finishing and self.feed.is_idle():
+            if self.is_first and len(self.cfg.learners) > 1:
+                self.state.take_over()
+                self.state.publish()
+            self.report(("finished", self.policy, self.number, self.finishing))
+            self.finishing = 0
+
+    def configure(self) -> None:
+        """Use the policy's settings of now: a population's, or changed between calls of train()."""
+        settings = dict(zip(tunable(self.cfg), self.buffers.settings[self.policy].tolist(), strict=True))
+        self.cfg = self.algorithm.cfg = dataclasses.replace(self.cfg, **settings)
+        self.state.configure(self.cfg)
+
+    def load(self, donor: int) -> None:
+        """Take over another policy's newest checkpoint, or what the user gave where the donor is this policy itself."""
+        if donor == self.policy:
+            path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.GIVEN
+            state = checkpoint.load_checkpoint(path)
+        else:
+            path, state, _ = checkpoint.load_newest(self.cfg.run_dir, donor)
+        if state is not None:
+            self.state.begin_with(state, path)
+        self.report(("loaded", self.policy, donor))
+
+    def save(self, reason: int) -> None:
+        """Write a checkpoint.
+
+        reason: SAVE_PERIODIC (the newest few are kept), SAVE_MILESTONE (all are kept), SAVE_BEST (which replaces the
+        one before).
+        """
+        self.commands.beat(SAVES)
+        started = time.monotonic()
+        folder = checkpoint.policy_dir(self.cfg.run_dir, self.policy)
+        state = self.state.state_dict()
+        name = checkpoint.checkpoint_name("milestone" if reason == SAVE_MILESTONE else "checkpoint", state)
+        if reason == SAVE_BEST:
+            name = checkpoint.BEST
+            state["score"] = float(self.buffers.best_score[self.policy])
+            state["sort_of_score"] = int(self.buffers.best_sort[self.policy])
+        try:
+            if this_rank().rank == 0:  # all have the same
+                checkpoint.save_checkpoint(state, folder / name)
+                checkpoint.prune_checkpoints(folder, self.cfg.keep_checkpoints)
+        except OSError as error:  # training goes on
+            self.report(("unsaved", self.policy, reason, error.strerror or str(error)))
+        else:
+            self.report(("saved", self.policy, reason, name, time.monotonic() - started))
+
+    def take_snapshot(self) -> None:
+        """Keep the weights as an opponent for self-play, at the start and then one in each period of decisions."""
+        period = int(self.state.sampled[1]) // self.cfg.self_play_snapshot_every_env_steps
+        if self.is_first and self.cfg.self_play_past_fraction and period != self.snapshot_period:
+            self.snapshot_period = period
+            self.state.weights.add_snapshot(self.model, self.state.sgd_steps)
 
     # ---- training ------------------------------------------------------------------------------------------------
 
-    def train(self, batch: Batch) -> None:
-        """Train on a dataset, unless all ranks end or none has a valid row; then give it back to the feed."""
-        if not (self.state.agree(self.reducer) and self.run_sgd(batch)):
+    def train_on_dataset(self, dataset: Any) -> None:
+        """Take all SGD steps on a dataset, unless all ranks end or none has a valid row; then give it back."""
+        lag = self.choose_rows(dataset) if self.state.agree() else None
+        if lag is None:
             self.feed.allow_next()
-        hold_units(self.model, hold=False)
-        self.feed.release(batch)
+        else:
+            self.take_sgd_steps(dataset, lag)
+        self.feed.release(dataset)
 
-    def run_sgd(self, batch: Batch) -> bool:
-        """Take all SGD steps on a dataset, and publish; return False when no row of it is valid."""
-        cfg, state = self.cfg, self.state
-        state.take_over(self.reducer)
-        lag = self.feed.admit(batch.tensors, state.sgd_steps)
-        valid = batch.tensors["valid"]  # on the CPU, where nothing waits for the GPU
-        num_valid = int(valid.sum())
-        state.decisions_trained = self.reducer.add_decisions(state.decisions_trained, num_valid)
+    def choose_rows(self, dataset: Any) -> Tensor | None:
+        """Leave out rows that are not trained on; return the lag of each in SGD steps, None if no rank has any left."""
+        state = self.state
+        state.take_over()
+        lag = self.feed.admit(dataset.tensors, state.sgd_steps)
+        num_valid = int(self.reducer.sum(dataset.tensors["valid"].sum()))
+        state.decisions_trained = self.reducer.count(DECISIONS, state.decisions_trained, num_valid)
         self.buffers.decisions_trained[self.policy] = state.decisions_trained
-        if not self.reducer.any(num_valid > 0):  # all rows are too old, or acted by weights that were replaced since
-            return False
-        data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.tensors.items()}
-        self.algorithm.env_steps = int(state.sampled[0])
-        with torch.no_grad():
-            data |= self.algorithm.prepare(self.model, data, self.ask)
-        if cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
-            columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
-            self.model.returns.update(*columns, cfg.gamma, self.reducer)
+        return lag if num_valid else None
+
+    def take_sgd_steps(self, dataset: Any, lag: Tensor) -> None:
+        """Run all epochs over a dataset; publish the weights, report."""
+        cfg, state = self.cfg, self.state
+        data = self.prepare(dataset)
         hold_units(self.model, hold=True)
-        steps = upload([rows for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)], self.device)
-        stats, priorities = [], []
-        for step, rows in enumerate(steps, 1):
-            last = self.reducer.any(step == len(steps) or bool(self.buffers.stopping))
+        minibatches = [rows if isinstance(rows, slice) else rows.to(self.device, non_blocking=True)
+                       for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)]
+        stats = []
+        for step, rows in enumerate(minibatches, 1):
+            last = self.reducer.any(step == len(minibatches) or bool(self.buffers.stopping))
             if last:
                 self.feed.allow_next()
             stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in data.items()}))
-            priorities += [self.priorities] if self.priorities is not None else []
+            if self.priorities is not None:
+                dataset.set_priorities(rows, self.priorities.cpu())
             if step % cfg.num_batches_per_epoch == 0:
-                state.update_learning_rate(stats[-cfg.num_batches_per_epoch:])
+                state.learning_rate = next_learning_rate(cfg, state.learning_rate, int(state.sampled[0]),
+                                                         stats[-cfg.num_batches_per_epoch:])
             if last and self.is_first:  # within a dataset all its observations are normalized alike
-                self.update_normalizers(data | {"valid": valid})
+                self.update_normalizers(data, dataset.tensors["valid"])
             if self.is_first and (last or (cfg.async_rl and self.algorithm.datasets_at_once == 1)):
                 state.publish(wait=False)
             if last:
                 break
-        if self.is_first:
-            state.take_snapshot()
-        summary, priorities = state.read_statistics(stats, priorities)  # on a GPU the only wait for a dataset
-        state.weights.finish_publishing()  # it has copied them
-        for rows, part in zip(steps, priorities, strict=False):
-            batch.set_priorities(rows, part)
-        self.report(("trained", self.policy, self.summarize(summary, lag[valid], valid)))
-        return True
+        hold_units(self.model, hold=False)
+        self.take_snapshot()
+        summary = summarize(stats, self.model)
+        state.weights.finish_publishing()
+        self.report(("trained", self.policy, self.describe(summary, lag, dataset.tensors["valid"])))
 
-    def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+    def prepare(self, dataset: Any) -> Data:
+        """Copy a dataset to the device; add what the algorithm computes once for all its SGD steps."""
+        data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in dataset.tensors.items()}
+        self.algorithm.env_steps = int(self.state.sampled[0])
+        with torch.no_grad():
+            data |= self.algorithm.prepare(self.model, data, self.evaluate)
+        if self.cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
+            columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
+            self.model.returns.update(*columns, self.cfg.gamma, self.reducer)
+        return data
+
+    def sgd_step(self, minibatch: Data) -> Data:
         """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
         self.commands.beat()
         self.buffers.sgd_steps_begun[self.policy] += 1
         for group in self.state.optimizer.param_groups:
             group["lr"] = self.state.learning_rate
-        if self.algorithm.update is not None:
+        data = {name: tensor.transpose(0, 1) for name, tensor in minibatch.items()}  # [T(+1), B, ...]
+        if self.algorithm.update is None:
+            loss = self.loss(self.unroll(minibatch), data)
+            norm = self.descend(loss.total)
+            stats, self.priorities = {"loss": loss.total} | loss.statistics, loss.priorities
+        else:  # it descends by each of its losses
             norms: list[Tensor] = []
-            stats = self.algorithm.update(self.model, {name: tensor.transpose(0, 1) for name, tensor in data.items()},
-                                          lambda loss, parameters: norms.append(self.descend(loss, parameters)))
-            stats = {name: value.detach() for name, value in stats.items()} | {"grad_norm": torch.stack(norms).norm()}
-        else:
-            self.model.zero_grad(set_to_none=True)
-            stats = self.backward(data)
-            stats["grad_norm"] = self.clip_and_step()
-        self.state.sgd_steps = self.reducer.add_sgd_step(self.state.sgd_steps)
+            stats = self.algorithm.update(self.model, data, lambda loss, parameters:
+                                          norms.append(self.descend(loss, parameters)))
+            norm = torch.stack(norms).norm()
+        self.state.sgd_steps = self.reducer.count(SGD_STEPS, self.state.sgd_steps, 1)
         self.algorithm.after_sgd_step(self.model, self.state.sgd_steps)
-        return stats
+        return {name: torch.as_tensor(value).detach() for name, value in stats.items()} | {"grad_norm": norm}
 
-    def descend(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """Take a step of these parameters alone that lowers a loss; return the norm of its gradient."""
-        self.model.zero_grad(set_to_none=True)
-        loss.backward(inputs=list(parameters))
-        return self.clip_and_step()
-
-    def clip_and_step(self) -> Tensor:
-        """Take a step along the gradients there are, at most as long as they allow; return their norm."""
-        return self.reducer.step(self.model, self.state.optimizer, self.cfg.max_grad_norm or math.inf)
-
-    def backward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the gradient of the loss of a minibatch to the weights' `.grad`, return statistics.
-
-        The network is evaluated in parts, by `learner_threads` threads; the loss needs all outputs at once (it
-        normalizes advantages); its gradient with respect to them is then carried back through each part. One thread
-        per part waits for no other within a pass. The operators' own threads meet in spinning barriers several times
-        in each layer, and stall there whenever another process takes the core of one of them.
-        """
-        groups = self.sequences(data)
-        outputs = list(self.map(self.evaluate, [part for group in groups for part in self.parts(group)]))
-        leaves = [tuple(output.detach().requires_grad_() for output in part) for part in outputs]
-        steps = [group["new_episode"].numel() for group in groups]
-        joined = tuple(join_groups(join(rows), steps, len(data["valid"])).transpose(0, 1)
-                       for rows in zip(*leaves, strict=True))
-        total, stats = self.loss(joined, {name: tensor.transpose(0, 1) for name, tensor in data.items()})
-        total.backward()
-        list(self.map(self.carry_back, outputs, leaves))
-        return stats
-
-    def loss(self, outputs: tuple[Tensor, ...], data: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss of a minibatch [T(+1), B, ...] and statistics."""
+    def loss(self, outputs: tuple[Tensor, ...], data: Data) -> Loss:
+        """Compute the loss of a minibatch [T(+1), B, ...] from what the network says of it, [T+1, B, ...]."""
         with torch.no_grad():
             data = data | self.algorithm.targets(self.model, outputs, data)
-        loss = self.algorithm.loss(self.model, outputs, data, MaskedMean(data["valid"], self.reducer))
-        self.priorities = loss.priorities
-        statistics = {"loss": loss.total} | loss.statistics
-        return loss.total, {name: torch.as_tensor(value).detach() for name, value in statistics.items()}
+        return self.algorithm.loss(self.model, outputs, data, MaskedMean(data["valid"], self.reducer))
 
-    def ask(self, data: dict[str, Tensor], function: Callable[..., tuple] | None = None) -> tuple[Tensor, ...]:
-        """Evaluate sequences without gradient, [N, L, ...], by `Algorithm.evaluate` or another such function."""
-        evaluate = torch.no_grad()(lambda part: self.evaluate(part, function))  # in each thread
-        rows = zip(*self.map(evaluate, self.parts(data)), strict=True)
-        return tuple(torch.cat(parts).unflatten(0, data["new_episode"].shape) for parts in rows)
+    def descend(self, loss: Tensor, parameters: Iterable[nn.Parameter] | None = None) -> Tensor:
+        """Take a step that lowers a loss, of these parameters alone if some are given; return its gradient's norm."""
+        self.model.zero_grad(set_to_none=True)
+        loss.backward(inputs=None if parameters is None else list(parameters))
+        return self.reducer.step(self.state.optimizer, self.cfg.max_grad_norm or math.inf)
 
-    def sequences(self, data: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Cut trajectories [B, T+1, ...] into the sequences [N, L, ...] that the core is unrolled over.
+    # ---- the network ---------------------------------------------------------------------------------------------
 
-        Every sequence begins with the hidden state stored when acting. A feed-forward policy has sequences of one step;
-        backpropagation through the whole rollout has the trajectories themselves; through R < T steps there are two
-        groups of sequences, of R steps, and of one step each for the bootstrap observations.
-        """
+    def unroll(self, minibatch: Data) -> tuple[Tensor, ...]:
+        """Evaluate trajectories [B, T+1, ...]; return what the algorithm needs, [T+1, B, ...], with gradient."""
+        names = (*self.obs_names, "rnn_states", "new_episode", *self.algorithm.inputs)
         length = self.cfg.bptt_steps if self.model.state_size else 1
-        data = {name: data[name] for name in (*self.obs_names, "rnn_states", "new_episode", *self.algorithm.inputs)}
-        if length == 1:
-            return [{name: tensor.flatten(0, 1)[:, None] for name, tensor in data.items()}]
-        if length == self.cfg.rollout:
-            return [data]
-        return [{name: tensor[:, :-1].unflatten(1, (-1, length)).flatten(0, 1) for name, tensor in data.items()},
-                {name: tensor[:, -1:] for name, tensor in data.items()}]
+        groups = map(self.evaluate, cut({name: minibatch[name] for name in names}, length))
+        size = len(minibatch["valid"])
+        return tuple(torch.cat([rows.reshape(size, -1, *rows.shape[2:]) for rows in of_groups], 1).transpose(0, 1)
+                     for of_groups in zip(*groups, strict=True))
 
-    def parts(self, sequences: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Split sequences [N, L, ...] into parts of about equally many steps."""
-        num_sequences = len(sequences["new_episode"])
-        total = sequences["new_episode"].numel()
-        num_parts = 1
+    def evaluate(self, sequences: Data, function: Callable[..., tuple] | None = None) -> tuple[Tensor, ...]:
+        """Ask the network about sequences {name: [N, L, ...]}; return what `Algorithm.evaluate` says, [N, L, ...].
+
+        function: another one with the same arguments.
+        """
+        shape, num_parts = sequences["new_episode"].shape, 1
         if self.device.type == "cpu":
-            num_parts = self.num_threads * math.ceil(total / (self.num_threads * self.steps_per_pass))
-        size = math.ceil(num_sequences / num_parts)
-        return [{name: tensor[start : start + size] for name, tensor in sequences.items()}
-                for start in range(0, num_sequences, size)]
+            num_parts = self.num_threads * math.ceil(shape.numel() / (self.num_threads * self.steps_per_pass))
+        size = math.ceil(shape[0] / num_parts)
+        parts = [{name: tensor[start : start + size] for name, tensor in sequences.items()}
+                 for start in range(0, shape[0], size)]
+        evaluate = functools.partial(self.evaluate_part, function=function or self.algorithm.evaluate,
+                                     with_gradient=torch.is_grad_enabled())  # which each thread has for itself
+        outputs = list(self.map(evaluate, parts))
+        if len(outputs) > 1:
+            outputs = [Joined.apply(torch.empty(0, requires_grad=True), self.map, outputs)]
+        return tuple(rows.unflatten(0, shape) for rows in outputs[0])
 
-    def evaluate(self, part: dict[str, Tensor], function: Callable[..., tuple] | None = None) -> tuple[Tensor, ...]:
-        """Ask the network about sequences [N, L, ...]: what the algorithm needs of it, [N * L, ...]."""
+    def evaluate_part(self, part: Data, function: Callable[..., tuple], *, with_gradient: bool) -> tuple[Tensor, ...]:
+        """Ask the network about some of the sequences, [n, L, ...]; the answers are [n * L, ...]."""
         obs = {name.removeprefix("obs/"): part[name].flatten(0, 1) for name in self.obs_names}
         more = (part[name].flatten(0, 1) for name in self.algorithm.inputs if name in part)
         dtype = self.model.arithmetic
-        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-            arguments = self.model, obs, part["rnn_states"][:, 0], part["new_episode"], *more
-            return (function or self.algorithm.evaluate)(*arguments)
+        with (torch.set_grad_enabled(with_gradient),
+              torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)):
+            return function(self.model, obs, part["rnn_states"][:, 0], part["new_episode"], *more)
 
-    def carry_back(self, outputs: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> None:
-        """Carry the gradients that the loss has given to one part's detached outputs back through the network."""
-        used = [(output, leaf.grad) for output, leaf in zip(outputs, leaves, strict=True) if leaf.grad is not None]
-        torch.autograd.backward(*zip(*used, strict=True))
-
-    def update_normalizers(self, data: dict[str, Tensor]) -> None:
+    def update_normalizers(self, data: Data, valid: Tensor) -> None:
         """Move the observation statistics by the valid rows of a dataset; of images by a random sample of them.
 
         Neighboring images are nearly equal: the others would add cost and little information. The sample is random
         since any regular choice would meet the episodes of some length always in the same steps. `valid` is on the CPU.
         """
-        trajectory, t = data["valid"].nonzero(as_tuple=True)
+        trajectory, t = valid.nonzero(as_tuple=True)
         size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass) // self.algorithm.datasets_at_once
         if len(t) > size:
             chosen = torch.randperm(len(t), generator=self.shuffle)[:size]
             trajectory, t = trajectory[chosen], t[chosen]
-        rows, = upload([trajectory * data[self.obs_names[0]].shape[1] + t], self.device)
+        rows = (trajectory * data[self.obs_names[0]].shape[1] + t).to(self.device, non_blocking=True)
         obs = {name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows) for name in self.obs_names}
         self.model.update_normalizers(obs, self.reducer)
 
-    def summarize(self, statistics: dict[str, float], lag: Tensor, valid: Tensor) -> dict[str, float]:
-        """Join what there is to say of a dataset; the lag is in SGD steps, before the first of them."""
-        rate = statistics.pop("learning_rate")
+    def describe(self, summary: dict[str, float], lag: Tensor, valid: Tensor) -> dict[str, float]:
+        """Join what there is to say of a dataset; lag: of each row, in SGD steps, before the first of them."""
         prefix = "" if self.is_first or not self.algorithm.role else f"{self.algorithm.role}_"
-        return {f"{prefix}{name}": value for name, value in (statistics | self.feed.statistics()).items()} | {
+        lag = lag[valid]
+        return {f"{prefix}{name}": value for name, value in (summary | self.feed.statistics()).items()} | {
             "policy_lag_mean": float(lag.double().mean()) if len(lag) else 0.0,
             "policy_lag_max": int(lag.max()) if len(lag) else 0,
             "valid_fraction": float(valid.double().mean()),
-            "learning_rate": rate,
+            "learning_rate": self.state.learning_rate,
             "sgd_steps": self.state.sgd_steps,
             "env_steps_trained": self.state.decisions_trained,
         }
 
 
-def steps_per_pass(obs_space: dict[str, spaces.Space]) -> int:
-    """Return how many observations are evaluated at once on a CPU."""
-    return max(1, int(CPU_BYTES_PER_PASS / sum(math.prod(space.shape) * obs_dtype(space).itemsize
-                                               for space in obs_space.values())))
+class TrainingState:
+    """What a checkpoint holds of one policy: the model, its optimizer, the counters, the learning rate."""
+
+    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, algorithm: Algorithm,
+                 device: torch.device) -> None:
+        """Begin with the published weights."""
+        self.cfg = cfg
+        self.buffers = buffers
+        self.policy = policy
+        self.is_first = learner == 0
+        own, obs_and_actions = buffers.policies[policy], buffers.spaces_of(policy)
+        self.weights = own.weights
+        self.model = algorithm.make_model(*obs_and_actions).to(device)
+        self.model.arithmetic = body_dtype(cfg.precision, device, obs_and_actions[0])
+        self.weights.refresh(self.model)
+        self.reducer = make_reducer(own.shared_training, learner, buffers.store_prefix, cfg.stall_timeout_sec)
+        self.optimizer = self.reducer.make_optimizer(self.model, algorithm.make_optimizer)
+        self.sgd_steps = self.decisions_trained = 0  # the former is also the version of the published weights
+        self.learning_rate = cfg.learning_rate
+        self.sampled_before = self.count_sampled(slice(-1, None))  # in earlier starts of the run
+        self.has_ended = False  # no rank begins another dataset
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a checkpoint holds, of all learners of the policy; the model's tensors are the live ones."""
+        self.take_over()
+        return self.buffers.origin(self.cfg, self.policy) | {
+            "model": self.model.state_dict(), "sgd_steps": self.sgd_steps, "env_steps_trained": self.decisions_trained,
+            # a copy: another learner may change it while it is written, and its checksum would be wrong
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()) | {"class": type(self.optimizer).__name__},
+            "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
+            "population": self.place_in_population}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, or a part of it; the weights come from `SharedWeights`.
+
+        Settings stay those of the configuration, since the command line may have changed them.
+        """
+        self.sgd_steps = state.get("sgd_steps", 0)
+        self.decisions_trained = state.get("env_steps_trained", 0)
+        self.load_optimizer(state)
+        self.learning_rate = scheduled_rate(self.cfg, int(self.sampled[0]))
+        if self.cfg.lr_schedule != "constant" and state.get("initial_learning_rate") == self.cfg.learning_rate:
+            self.learning_rate = state["learning_rate"]
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint's optimizer has learned, if it is of the same class, but not its settings."""
+        learned = copy.deepcopy(state.get("optimizer"))  # its tensors may lie in the file
+        if learned and learned.get("class", "Adam") == type(self.optimizer).__name__:
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict(learned | {"param_groups": groups})
+
+    def configure(self, cfg: Config) -> None:
+        """Use other settings, and note what the weights are learned with from now on."""
+        self.sampled = self.count_sampled()  # until the dataset that is trained on
+        self.place_in_population = self.buffers.place_in_population(cfg, self.policy)
+        if cfg.learning_rate != self.cfg.learning_rate:
+            self.learning_rate = scheduled_rate(cfg, int(self.sampled[0]))
+        self.cfg = cfg
+
+    def count_sampled(self, rows: slice = slice(None)) -> Tensor:
+        """Count env_steps, and decisions of the policy, sampled so far; in the last row are those sampled elsewhere."""
+        return torch.stack([self.buffers.env_steps[rows].sum(), self.buffers.policy_steps[rows, self.policy].sum()])
+
+    def agree(self) -> bool:
+        """Exchange with the other ranks what was sampled and whether one ends; return False when one does: all do."""
+        if self.has_ended:
+            return False
+        own = self.count_sampled(slice(-1))
+        news = torch.cat([torch.tensor([int(self.buffers.training_over), self.sgd_steps]), own])
+        ranks = torch.stack(self.reducer.gather(news))
+        assert (ranks[:, 1] == self.sgd_steps).all(), f"the ranks are apart: {ranks[:, 1].tolist()} SGD steps"
+        self.sampled = self.sampled_before + ranks[:, 2:].sum(0)
+        self.buffers.env_steps[-1], self.buffers.policy_steps[-1, self.policy] = self.sampled - own
+        self.has_ended = bool(ranks[:, 0].any())
+        if self.has_ended:
+            self.buffers.training_over.fill_(True)
+        return not self.has_ended
+
+    def take_over(self) -> None:
+        """Take over what other learners have done to the same weights."""
+        if not self.is_first:
+            self.weights.refresh(self.model)  # for the first learner's statistics of observations and returns
+        self.reducer.take_over()
+        self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 0)
+        self.decisions_trained = self.reducer.count(DECISIONS, self.decisions_trained, 0)
+
+    def begin_with(self, state: dict[str, Any], path: Path) -> None:
+        """Publish the weights of a checkpoint; from their version on experience counts.
+
+        The counters and the learning rate stay this policy's own. Nobody learns any more from the actions of its former
+        weights. Raises `UserError` when they do not fit.
+        """
+        self.take_over()
+        checkpoint.load_weights(self.model, state, path, self.cfg.algo)
+        self.load_optimizer(state)
+        self.reducer.hand_over()
+        self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 1)
+        self.buffers.first_version[self.policy] = self.sgd_steps  # before it is there: it is another's
+        self.publish()
+
+    def publish(self, *, wait: bool = True) -> None:
+        """Make the weights the newest ones; wait=False, on a GPU: as soon as it has copied them."""
+        self.weights.publish(self.model, self.sgd_steps, wait=wait)
+
+
+# ---- the learning rate -----------------------------------------------------------------------------------------------
+
+
+def scheduled_rate(cfg: Config, env_steps: int) -> float:
+    """Return the learning rate after so many env_steps; linear_decay: it falls to 0 over those of the whole run."""
+    left = max(0.0, 1 - env_steps / cfg.train_for_env_steps) if cfg.lr_schedule == "linear_decay" else 1.0
+    return cfg.learning_rate * left
+
+
+def next_learning_rate(cfg: Config, rate: float, env_steps: int, stats: Sequence[Data]) -> float:
+    """Return the learning rate of the next epoch.
+
+    kl_adaptive divides it by 1.5 when the mean KL of the last epoch is above twice its threshold, and multiplies it by
+    1.5 when that is below half of it. stats: those of each SGD step of the last epoch; on a GPU this waits for them.
+    """
+    if cfg.lr_schedule != "kl_adaptive":
+        return scheduled_rate(cfg, env_steps)
+    kl = float(torch.stack([step["kl"] for step in stats]).mean())
+    if kl > 2 * cfg.lr_schedule_kl_threshold:
+        rate /= 1.5
+    elif kl < cfg.lr_schedule_kl_threshold / 2:
+        rate *= 1.5
+    return min(max(rate, cfg.lr_adaptive_min), cfg.lr_adaptive_max)

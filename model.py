@@ -1,25 +1,18 @@
-"""The policy network: normalizers, encoders, core, and the actor-critic that joins them.
+"""The policy network: normalizers, an encoder, a core, and the actor-critic that joins them.
 
     observations -> normalizers -> encoder (one per leaf, concatenated) -> core -> policy head, value head
 
 Policy workers hold a copy for acting, the learner the original; both come from `Algorithm.make_model`. The running
-statistics of observations and returns are buffers of the model, so they are published and saved with the weights, and
-the policy that acted and the policy that learns see observations through the same numbers.
+statistics of observations and returns are buffers of the model, so they are published and saved with the weights.
 
-`LeafEncoders`, one for each leaf of the observation, joined, is the default `--encoder`. The convolutions of
-`--encoder_conv_architecture=auto` follow from the size of the image (`fitting_layers`), the others are named after the
-papers they come from. The encoder may run in bfloat16. The core (whose state would gather rounding errors), the heads
-and everything after them are float32. Encoder, core or the whole model can be your own: see `examples/`. Read next:
-`normalizers.py`.
+The encoder may run in bfloat16. The core (whose state would gather rounding errors), the heads and everything after
+them are float32. Encoder, core or the whole model can be your own: see `examples/`. Read next: `normalizers.py`.
 """
 
-import contextlib
-import functools
 import itertools
 import math
-import numbers
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -29,26 +22,280 @@ from torch.nn import functional as F
 from config import Config
 from distributions import ActionDistribution, check_action_space, forbid
 from envs.flat_spaces import ACTION_MASK, action_leaves, is_channels_last, num_action_parameters, num_options
-from normalizers import (
-    FixedNormalizer,
-    ReturnNormalizer,
-    RunningNormalizer,
-    expand,
-    expanded_space,
-    normalized_names,
-)
-from reducer import ALONE, Reducer
-from runtime.by_name import find_function
-from runtime.user_error import UserError
+from normalizers import ReturnNormalizer, RunningNormalizer, expanded_space, make_normalizers
+from runtime.several import ALONE, Reducer
+from runtime.utils import find_function
 
-# ---- activation functions ----------------------------------------------------------------------------------------
+
+def make_model(cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
+    """Make the model of a configuration: the user's own, or `ActorCritic`."""
+    return (find_function("model", cfg.model) if cfg.model else ActorCritic)(cfg, obs_space, action_space)
+
+
+class ActorCritic(nn.Module):
+    """Policy and value for one observation space and one action space, with a shared encoder and core.
+
+    `obs_space` maps the names of leaves to spaces (`envs/flat_spaces.py`). A model of your own is best a subclass: it
+    takes the same arguments, and everything that is public here is used by the other components.
+    """
+
+    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
+        super().__init__()
+        check_action_space(cfg, action_space)
+        self.arithmetic = torch.float32  # of the encoder
+        self.action_space, self.squash = action_space, cfg.squash_actions
+        self.leaves = {name: space for name, space in obs_space.items() if name != ACTION_MASK}
+        self.normalizers = make_normalizers(cfg, self.leaves)
+        self.returns = ReturnNormalizer(running=cfg.normalize_returns)
+        self.make_body(cfg, {name: expanded_space(space) for name, space in self.leaves.items()})
+        self.state_size: int = self.core.state_size
+        self.policy_head = nn.Linear(self.core.out_size, num_action_parameters(action_space))
+        self.value_head = nn.Linear(self.core.out_size, 1)
+        initialize(self.value_head, cfg.policy_init_gain)
+        initialize(self.policy_head, 0.01)  # an almost uniform first policy
+        is_log_std, is_logit = parameter_kinds(action_space)
+        with torch.no_grad():
+            self.policy_head.bias[is_log_std] = math.log(cfg.initial_stddev)
+        # parameters that do not depend on the observation: their bias is what is learned
+        self.has_constants = bool(is_log_std.any()) and not cfg.adaptive_stddev
+        self.register_buffer("constant", is_log_std, persistent=False)
+        self.register_buffer("maskable", is_logit.nonzero()[:, 0], persistent=False)
+
+    def make_body(self, cfg: Config, obs_space: dict[str, spaces.Box]) -> None:
+        """Make `encoder` and `core`, the parts between the normalizers and the heads."""
+        make_encoder = find_function("encoder", cfg.encoder) if cfg.encoder else LeafEncoders
+        self.encoder = make_encoder(cfg, obs_space)
+        make_core = RecurrentCore if cfg.use_rnn else FeedForwardCore
+        if cfg.core:
+            make_core = find_function("core", cfg.core)
+        self.core = make_core(cfg, self.encoder.out_size)
+
+    def normalize(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Normalize raw observations [B, ...] into the arithmetic of the encoder; an action mask stays as it is."""
+        normalized = {name: normalizer(obs[name], self.arithmetic)
+                      for name, normalizer in zip(self.leaves, self.normalizers, strict=True)}
+        return normalized | {name: mask for name, mask in obs.items() if name == ACTION_MASK}
+
+    def forward(self, normalized: dict[str, Tensor], rnn_states: Tensor,
+                new_episode: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Evaluate B sequences of L steps.
+
+        Args:
+            normalized: observations {name: [B * L, ...]}, the steps of one sequence one after another.
+            rnn_states: the hidden states before the first steps, [B, state_size] float32.
+            new_episode: [B, L] bool, True where an episode begins and the hidden state counts as 0.
+
+        Returns:
+            Parameters of the action distribution [B * L, D] (masked logits: forbidden), normalized values [B * L],
+            hidden states after the last step [B, state_size]; float32.
+        """
+        features = self.encoder(normalized)
+        with in_float32(features.device):
+            features, rnn_states = self.core(features.float().unflatten(0, new_episode.shape), rnn_states, new_episode)
+            features = features.flatten(0, 1)
+            parameters = self.policy_head(features)
+            if self.has_constants:
+                parameters = torch.where(self.constant, self.policy_head.bias, parameters)
+            if ACTION_MASK in normalized:
+                parameters = forbid(parameters, normalized[ACTION_MASK].bool(), self.maskable)
+            return parameters, self.values(features, normalized), rnn_states
+
+    def values(self, features: Tensor, normalized: dict[str, Tensor]) -> Tensor:
+        """Compute the normalized values [B] of the core's outputs [B, out_size] (for the observations [B, ...])."""
+        return self.value_head(features).squeeze(-1)
+
+    def distribution(self, parameters: Tensor) -> ActionDistribution:
+        """Make the action distribution of parameters [..., D]."""
+        return ActionDistribution(self.action_space, parameters, squash=self.squash)
+
+    def update_normalizers(self, obs: dict[str, Tensor], reducer: Reducer = ALONE) -> None:
+        """Move the running statistics by raw observations [B, ...], and those of the other ranks."""
+        for name, normalizer in zip(self.leaves, self.normalizers, strict=True):
+            if isinstance(normalizer, RunningNormalizer):
+                normalizer.update(obs[name], reducer)
+
+    def body_to(self, dtype: torch.dtype) -> "ActorCritic":
+        """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""
+        self.encoder.to(dtype)
+        self.arithmetic = dtype
+        return self
+
+
+def parameter_kinds(space: spaces.Space) -> tuple[Tensor, Tensor]:
+    """Return which parameters of a distribution are log standard deviations and which logits of choices, [D] bool."""
+    is_log_std, is_logit = [], []
+    for leaf in action_leaves(space).values():
+        size = num_action_parameters(leaf)
+        num_log_stds = size // 2 if isinstance(leaf, spaces.Box) else 0
+        is_log_std += [False] * (size - num_log_stds) + [True] * num_log_stds
+        is_logit += [bool(num_options(leaf))] * size
+    return torch.tensor(is_log_std), torch.tensor(is_logit)
+
+
+def in_float32(device: torch.device) -> torch.autocast:
+    """Return a context in which everything is computed in float32, whatever the encoder does."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def initialize(module: nn.Module, gain: float) -> None:
+    """Make weight matrices orthogonal and biases 0; an LSTM's forget gates begin at 1: it begins by remembering.
+
+    Modules of users keep their own initialization.
+    """
+    for part in module.modules():
+        if isinstance(part, (nn.Linear, nn.Conv2d)):
+            nn.init.orthogonal_(part.weight, gain)
+            nn.init.zeros_(part.bias)
+        elif isinstance(part, (nn.GRU, nn.LSTM)):
+            for name, parameter in part.named_parameters():
+                gates = parameter.data.split(part.hidden_size)
+                for gate in gates:
+                    nn.init.orthogonal_(gate, gain) if gate.dim() == 2 else nn.init.zeros_(gate)
+                if isinstance(part, nn.LSTM) and name.startswith("bias_ih"):
+                    nn.init.ones_(gates[1])  # input, forget, cell, output
+
+
+# ---- encoders ----------------------------------------------------------------------------------------------------
+
+
+class LeafEncoders(nn.Module):
+    """The default encoder: one for each leaf, their outputs concatenated."""
+
+    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Box]) -> None:
+        super().__init__()
+        self.names = list(obs_space)
+        shapes = [space.shape for space in obs_space.values()]
+        num_images = sum(len(shape) == 3 for shape in shapes)
+        self.encoders = nn.ModuleList(
+            ImageEncoder(shape, cfg, num_images) if len(shape) == 3 else VectorEncoder(shape, cfg) for shape in shapes)
+        self.out_size = sum(encoder.out_size for encoder in self.encoders)
+        initialize(self, cfg.policy_init_gain)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        features = [encoder(obs[name]) for name, encoder in zip(self.names, self.encoders, strict=True)]
+        return torch.cat(features, -1) if len(features) > 1 else features[0]
+
+
+class VectorEncoder(nn.Module):
+    """Encode vectors with an MLP."""
+
+    def __init__(self, shape: tuple[int, ...], cfg: Config) -> None:
+        super().__init__()
+        sizes = (shape[0], *cfg.encoder_mlp_layers)
+        self.mlp = mlp(sizes, NONLINEARITIES[cfg.nonlinearity])
+        self.out_size = sizes[-1]
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.mlp(vectors)
+
+
+class ImageEncoder(nn.Module):
+    """Encode images, CxHxW or HxWxC (`is_channels_last`): convolutions, then a small MLP."""
+
+    def __init__(self, shape: tuple[int, ...], cfg: Config, num_images: int = 1) -> None:
+        super().__init__()
+        self.channels_last = is_channels_last(shape)
+        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
+        nonlinearity = NONLINEARITIES[cfg.nonlinearity]
+        architecture = cfg.encoder_conv_architecture
+        make = residual_convolutions if architecture == "resnet_impala" else convolutions
+        layers = ARCHITECTURES.get(architecture) or fitting_layers(height, width, num_images)
+        self.convolutions = make(layers, channels, nonlinearity)
+        with torch.no_grad():
+            num_features = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        sizes = (num_features, *cfg.encoder_conv_mlp_layers)
+        self.mlp = mlp(sizes, nonlinearity)
+        self.out_size = sizes[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.channels_last:
+            return self.mlp(self.convolutions(images).flatten(1))
+        # the memory stays as it is throughout, so that nothing is copied
+        return self.mlp(self.convolutions(images.movedim(-1, 1)).movedim(1, -1).flatten(1))
+
+
+Axes = int | tuple[int, int]  # height and width, or one number for both
+Layer = tuple[int, Axes, Axes, Axes]  # filters, size, stride, padding
+
+# The Nature CNN (doi:10.1038/nature14236); the smaller one of A3C (arXiv 1602.01783), a third of the arithmetic; Sample
+# Factory's; a small one; and the pooling of IMPALA's residual network (arXiv 1802.01561).
+ARCHITECTURES: dict[str, list[Layer]] = {
+    "convnet_atari": [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)],
+    "convnet_a3c": [(16, 8, 4, 0), (32, 4, 2, 0)],
+    "convnet_simple": [(32, 8, 4, 0), (64, 4, 2, 0), (128, 3, 2, 0)],
+    "convnet_small": [(16, 2, 1, 0), (32, 2, 1, 0), (64, 2, 1, 0)],
+    "resnet_impala": [(16, 3, 2, 1), (32, 3, 2, 1), (32, 3, 2, 1)],
+}
+# of the architecture auto: the most cells along an axis at the end; of each layer; size and padding for each stride
+LONGEST, FILTERS, WINDOWS = 12, 32, {1: (3, 1), 2: (4, 1), 4: (8, 2)}
+
+
+def fitting_layers(height: int, width: int, num_images: int = 1) -> list[Layer]:
+    """Choose the layers for images of any size, of which each observation has so many.
+
+    Each layer divides an axis by 4 where it is longer than 48, by 2 where it is longer than 12, and else keeps it.
+    There are as many layers as it takes until neither axis is longer than 12, and at least two. Several images are
+    divided further, so that all together end as no more cells than one may.
+    """
+    longest = max(1, int(LONGEST / num_images**0.5))
+    layers: list[Layer] = []
+    while len(layers) < 2 or max(height, width) > longest:
+        strides = divisor(height, longest), divisor(width, longest)
+        sizes, paddings = zip(*(WINDOWS[stride] for stride in strides), strict=True)
+        layers.append((FILTERS, sizes, strides, paddings))
+        height, width = height // strides[0], width // strides[1]
+    return layers
+
+
+def divisor(axis: int, longest: int) -> int:
+    """Return by how much a layer divides an axis."""
+    if axis > 4 * longest:
+        return 4
+    return 2 if axis > longest else 1
+
+
+def convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
+    """Make the convolutional part of an image encoder, [B, C, H, W] -> [B, C', H', W']."""
+    modules: list[nn.Module] = []
+    for filters, *window in layers:
+        modules += [nn.Conv2d(channels, filters, *window), nonlinearity()]
+        channels = filters
+    return nn.Sequential(*modules)
+
+
+def residual_convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
+    """Make the residual network of IMPALA, which pools with its layers."""
+    modules: list[nn.Module] = []
+    for filters, *window in layers:
+        modules += [nn.Conv2d(channels, filters, 3, padding=1), nn.MaxPool2d(*window),
+                    ResidualBlock(filters, nonlinearity), ResidualBlock(filters, nonlinearity)]
+        channels = filters
+    return nn.Sequential(*modules, nonlinearity())
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions around which the input is added (IMPALA, figure 3)."""
+
+    def __init__(self, channels: int, nonlinearity: type[nn.Module]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nonlinearity(), nn.Conv2d(channels, channels, 3, padding=1),
+                                  nonlinearity(), nn.Conv2d(channels, channels, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+def mlp(sizes: Iterable[int], nonlinearity: type[nn.Module]) -> nn.Sequential:
+    """Make linear layers of the given sizes, the input's first, each followed by the nonlinearity."""
+    layers = [[nn.Linear(n_in, n_out), nonlinearity()] for n_in, n_out in itertools.pairwise(sizes)]
+    return nn.Sequential(*(module for layer in layers for module in layer))
 
 
 class FastELU(nn.Module):
     """ELU, as max(x, min(exp(x) - 1, 0)): PyTorch's own calls expm1, which is slower on a CPU.
 
     With it a training pass of the Nature CNN takes 7 of 198 us an image less on one core of an EPYC (Zen 5), and acting
-    4 of 75, in bfloat16 (`python -m docs.encoder`).
+    4 of 75, in bfloat16.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,185 +317,6 @@ class _FastELU(torch.autograd.Function):
 
 
 NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": FastELU, "relu": nn.ReLU, "tanh": nn.Tanh}
-
-
-def in_float32(device: torch.device) -> contextlib.AbstractContextManager:
-    """Let what follows compute in float32, whatever the body does; the meta device has no autocast."""
-    known = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if known else contextlib.nullcontext()
-
-
-# ---- encoders ----------------------------------------------------------------------------------------------------
-
-
-def mlp(sizes: Iterable[int], nonlinearity: type[nn.Module]) -> nn.Sequential:
-    """Make linear layers of the given sizes, the input's first, each followed by the nonlinearity."""
-    layers = [[nn.Linear(n_in, n_out), nonlinearity()] for n_in, n_out in itertools.pairwise(sizes)]
-    return nn.Sequential(*(module for layer in layers for module in layer))
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is added (IMPALA, figure 3)."""
-
-    def __init__(self, channels: int, nonlinearity: type[nn.Module]) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nonlinearity(), nn.Conv2d(channels, channels, 3, padding=1),
-                                  nonlinearity(), nn.Conv2d(channels, channels, 3, padding=1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)
-
-
-class Layer(NamedTuple):
-    """One convolution with its activation; sizes are (height, width)."""
-
-    filters: int
-    size: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-
-    def cells(self, height: int, width: int) -> tuple[int, ...]:
-        """Return the height and width of what comes out for an image of this height and width; below 1: nothing."""
-        axes = zip((height, width), self.size, self.stride, self.padding, strict=True)
-        return tuple((axis + 2 * padding - size) // stride + 1 for axis, size, stride, padding in axes)
-
-    def __str__(self) -> str:
-        stride = "" if self.stride == (1, 1) else "/{}x{}".format(*self.stride)
-        return "{} of {}x{}".format(self.filters, *self.size) + stride
-
-
-# (filters, size, stride, padding): the Nature CNN (doi:10.1038/nature14236); the smaller one of A3C (arXiv 1602.01783),
-# a third of the arithmetic; Sample Factory's; a small one; and the pooling of IMPALA's residual network
-NAMED = {"convnet_atari": ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)),
-         "convnet_a3c": ((16, 8, 4, 0), (32, 4, 2, 0)),
-         "convnet_simple": ((32, 8, 4, 0), (64, 4, 2, 0), (128, 3, 2, 0)),
-         "convnet_small": ((16, 2, 1, 0), (32, 2, 1, 0), (64, 2, 1, 0)),
-         "resnet_impala": ((16, 3, 2, 1), (32, 3, 2, 1), (32, 3, 2, 1))}
-# of the architecture auto: the most cells along an axis at the end; of each layer; size and padding for each stride
-LONGEST, FILTERS, WINDOWS = 12, 32, {1: (3, 1), 2: (4, 1), 4: (8, 2)}
-
-
-def fitting_layers(height: int, width: int, num_images: int = 1) -> list[Layer]:
-    """Choose the layers for images of any size, of which each observation has so many.
-
-    Each layer divides an axis by 4 where it is longer than 48, by 2 where it is longer than 12, and else keeps it.
-    There are as many layers as it takes until neither axis is longer than 12, and at least two. Several images are
-    divided further, so that all together end as no more cells than one may.
-    """
-    longest = max(1, int(LONGEST / num_images**0.5))
-    layers: list[Layer] = []
-    while len(layers) < 2 or max(height, width) > longest:
-        stride = tuple(4 if axis > 4 * longest else 2 if axis > longest else 1 for axis in (height, width))
-        size, padding = zip(*(WINDOWS[step] for step in stride), strict=True)
-        layers.append(Layer(FILTERS, size, stride, padding))
-        height, width = layers[-1].cells(height, width)
-    return layers
-
-
-def convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
-    """Make the convolutional part of an image encoder, [B, C, H, W] -> [B, C', H', W']."""
-    modules: list[nn.Module] = []
-    for layer in layers:
-        modules += [nn.Conv2d(channels, *layer), nonlinearity()]
-        channels = layer.filters
-    return nn.Sequential(*modules)
-
-
-def residual_convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
-    """Make the residual network of IMPALA (arXiv 1802.01561), which pools with its layers."""
-    modules: list[nn.Module] = []
-    for out, size, stride, padding in layers:
-        modules += [nn.Conv2d(channels, out, 3, padding=1), nn.MaxPool2d(size, stride, padding),
-                    ResidualBlock(out, nonlinearity), ResidualBlock(out, nonlinearity)]
-        channels = out
-    return nn.Sequential(*modules, nonlinearity())
-
-
-class ImageEncoder(nn.Module):
-    """Encode images, CxHxW or HxWxC (`is_channels_last`): convolutions, then a small MLP.
-
-    `description` tells the size of the images, the convolutions and the number of features after each part.
-    """
-
-    def __init__(self, shape: tuple[int, ...], cfg: Config, num_images: int = 1) -> None:
-        super().__init__()
-        nonlinearity = NONLINEARITIES[cfg.nonlinearity]
-        architecture = cfg.encoder_conv_architecture
-        self.channels_last = is_channels_last(shape)
-        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
-        layers = (fitting_layers(height, width, num_images) if architecture == "auto" else
-                  [Layer(out, (size, size), (stride, stride), (padding, padding))
-                   for out, size, stride, padding in NAMED[architecture]])
-        is_residual = architecture == "resnet_impala"
-        self.convolutions = (residual_convolutions if is_residual else convolutions)(layers, channels, nonlinearity)
-        left = functools.reduce(lambda axes, layer: layer.cells(*axes), layers, (height, width))
-        if min(left) < 1:
-            raise UserError(f"images of {height}x{width} are too small for --encoder_conv_architecture={architecture}; "
-                            "use auto, which fits images of any size")
-        sizes = (layers[-1].filters * left[0] * left[1], *cfg.encoder_conv_mlp_layers)
-        self.mlp = mlp(sizes, nonlinearity)
-        self.out_size = sizes[-1]
-        steps = architecture if is_residual else ", ".join(map(str, layers))
-        self.description = " -> ".join((f"{height}x{width}x{channels}", steps, *(f"{size:,}" for size in sizes)))
-
-    def forward(self, images: Tensor) -> Tensor:
-        if not self.channels_last:
-            return self.mlp(self.convolutions(images).flatten(1))
-        # the memory stays as it is throughout, so that nothing is copied
-        return self.mlp(self.convolutions(images.movedim(-1, 1)).movedim(1, -1).flatten(1))
-
-
-class VectorEncoder(nn.Module):
-    """Encode vectors with an MLP."""
-
-    def __init__(self, shape: tuple[int, ...], cfg: Config) -> None:
-        super().__init__()
-        sizes = (shape[0], *cfg.encoder_mlp_layers)
-        self.mlp = mlp(sizes, NONLINEARITIES[cfg.nonlinearity])
-        self.out_size = sizes[-1]
-        self.description = " -> ".join(f"{size:,}" for size in sizes)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        return self.mlp(vectors)
-
-
-class LeafEncoders(nn.Module):
-    """The default encoder: one for each leaf, their outputs concatenated."""
-
-    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Box]) -> None:
-        super().__init__()
-        self.names = list(obs_space)
-        num_images = sum(len(space.shape) == 3 for space in obs_space.values())
-        self.encoders = nn.ModuleList(ImageEncoder(space.shape, cfg, num_images) if len(space.shape) == 3 else
-                                      VectorEncoder(space.shape, cfg) for space in obs_space.values())
-        self.out_size = sum(encoder.out_size for encoder in self.encoders)
-        initialize(self, cfg.policy_init_gain)
-
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        features = [encoder(obs[name]) for name, encoder in zip(self.names, self.encoders, strict=True)]
-        return torch.cat(features, -1) if len(features) > 1 else features[0]
-
-    def describe(self) -> dict[str, str]:
-        """Describe the encoder of each leaf, for example "10x10x4 -> 32 of 3x3, 32 of 3x3 -> 3,200 -> 512"."""
-        return {name: encoder.description for name, encoder in zip(self.names, self.encoders, strict=True)}
-
-
-def initialize(module: nn.Module, gain: float) -> None:
-    """Make weight matrices orthogonal and biases 0; an LSTM's forget gates begin at 1: it begins by remembering.
-
-    Modules of users keep their own initialization.
-    """
-    for part in module.modules():
-        if isinstance(part, (nn.Linear, nn.Conv2d)):
-            nn.init.orthogonal_(part.weight, gain)
-            nn.init.zeros_(part.bias)
-        elif isinstance(part, (nn.GRU, nn.LSTM)):
-            for name, parameter in part.named_parameters():
-                gates = parameter.data.split(part.hidden_size)
-                for gate in gates:
-                    nn.init.orthogonal_(gate, gain) if gate.dim() == 2 else nn.init.zeros_(gate)
-                if isinstance(part, nn.LSTM) and name.startswith("bias_ih"):
-                    nn.init.ones_(gates[1])  # input, forget, cell, output
 
 
 # ---- cores -------------------------------------------------------------------------------------------------------
@@ -314,123 +382,32 @@ class RecurrentCore(nn.Module):
         return output, state.transpose(0, 1).flatten(1)
 
 
-# ---- actor-critic ------------------------------------------------------------------------------------------------
+# ---- in parts, on a CPU ------------------------------------------------------------------------------------------
 
 
-class ActorCritic(nn.Module):
-    """Policy and value for one observation space and one action space, with a shared encoder and core.
+class Joined(torch.autograd.Function):
+    """Joins the outputs of parts; going back, carries the gradient through each part as it was computed.
 
-    `obs_space` maps the names of leaves to spaces (`envs/flat_spaces.py`). A model of your own is best a subclass: it
-    takes the same arguments, and everything that is public here is used by the other components.
+    On a CPU a large batch is faster in pieces that fit the cache, one thread for each, which waits for no other within
+    its piece. The operators' own threads meet in spinning barriers several times in each layer, and stall there
+    whenever another process takes the core of one of them.
     """
 
-    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
-        super().__init__()
-        check_action_space(cfg, action_space)
-        self.arithmetic = torch.float32  # of the encoder
-        self.action_space, self.squash = action_space, cfg.squash_actions
-        self.leaves = {name: space for name, space in obs_space.items() if name != ACTION_MASK}
-        if not self.leaves:
-            raise UserError("the observation is nothing but an action mask; there is nothing to learn from")
-        running = normalized_names(cfg, self.leaves)
-        self.normalizers = nn.ModuleList((RunningNormalizer if name in running else FixedNormalizer)(cfg, space)
-                                         for name, space in self.leaves.items())
-        self.returns = ReturnNormalizer(running=cfg.normalize_returns)
-        self.make_body(cfg, {name: expanded_space(space) for name, space in self.leaves.items()})
-        self.state_size: int = self.core.state_size
-        self.policy_head = nn.Linear(self.core.out_size, num_action_parameters(action_space))
-        self.value_head = nn.Linear(self.core.out_size, 1)
-        initialize(self.value_head, cfg.policy_init_gain)
-        initialize(self.policy_head, 0.01)  # an almost uniform first policy
-        is_log_std, is_logit = parameter_kinds(action_space)
-        with torch.no_grad():
-            self.policy_head.bias[is_log_std] = math.log(cfg.initial_stddev)
-        # parameters that do not depend on the observation: their bias is what is learned
-        self.has_constants = bool(is_log_std.any()) and not cfg.adaptive_stddev
-        self.register_buffer("constant", is_log_std, persistent=False)
-        self.register_buffer("maskable", is_logit.nonzero()[:, 0], persistent=False)
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, run: Callable, outputs: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Concatenate. The outputs are no arguments of their own, or PyTorch would go back through them one by one.
 
-    def make_body(self, cfg: Config, obs_space: dict[str, spaces.Box]) -> None:
-        """Make `encoder` and `core`, the parts between the normalizers and the heads."""
-        make_encoder = find_function("encoder", cfg.encoder) if cfg.encoder else LeafEncoders
-        self.encoder = make_encoder(cfg, obs_space)
-        require(self.encoder, "encoder", "out_size")
-        make_core = (find_function("core", cfg.core) if cfg.core else
-                     RecurrentCore if cfg.use_rnn else FeedForwardCore)
-        self.core = make_core(cfg, self.encoder.out_size)
-        require(self.core, "core", "out_size", "state_size")
-
-    def normalize(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Normalize raw observations [B, ...] into the arithmetic of the encoder; an action mask stays as it is."""
-        normalized = {name: normalizer(expand(space, obs[name]), self.arithmetic)
-                      for (name, space), normalizer in zip(self.leaves.items(), self.normalizers, strict=True)}
-        return normalized | {name: mask for name, mask in obs.items() if name == ACTION_MASK}
-
-    def forward(self, normalized: dict[str, Tensor], rnn_states: Tensor,
-                new_episode: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Evaluate B sequences of L steps.
-
-        Args:
-            normalized: observations {name: [B * L, ...]}, the steps of one sequence one after another.
-            rnn_states: the hidden states before the first steps, [B, state_size] float32.
-            new_episode: [B, L] bool, True where an episode begins and the hidden state counts as 0.
-
-        Returns:
-            Parameters of the action distribution [B * L, D] (masked logits: forbidden), normalized values [B * L],
-            hidden states after the last step [B, state_size]; float32.
+        anchor: any tensor with gradient; without one nothing would go back.
         """
-        features = self.encoder(normalized)
-        with in_float32(features.device):
-            features, rnn_states = self.core(features.float().unflatten(0, new_episode.shape), rnn_states, new_episode)
-            features = features.flatten(0, 1)
-            parameters = self.policy_head(features)
-            if self.has_constants:
-                parameters = torch.where(self.constant, self.policy_head.bias, parameters)
-            if ACTION_MASK in normalized:
-                parameters = forbid(parameters, normalized[ACTION_MASK].bool(), self.maskable)
-            return parameters, self.values(features, normalized), rnn_states
+        ctx.run, ctx.outputs = run, outputs
+        ctx.set_materialize_grads(False)
+        return tuple(map(torch.cat, zip(*outputs, strict=True)))
 
-    def values(self, features: Tensor, normalized: dict[str, Tensor]) -> Tensor:
-        """Compute the normalized values [B] of the core's outputs [B, out_size] (for the observations [B, ...])."""
-        return self.value_head(features).squeeze(-1)
-
-    def distribution(self, parameters: Tensor) -> ActionDistribution:
-        """Make the action distribution of parameters [..., D]."""
-        return ActionDistribution(self.action_space, parameters, squash=self.squash)
-
-    def update_normalizers(self, obs: dict[str, Tensor], reducer: Reducer = ALONE) -> None:
-        """Move the running statistics by raw observations [B, ...], and those of the other ranks."""
-        for (name, space), normalizer in zip(self.leaves.items(), self.normalizers, strict=True):
-            if isinstance(normalizer, RunningNormalizer):
-                normalizer.update(expand(space, obs[name]), reducer)
-
-    def body_to(self, dtype: torch.dtype) -> "ActorCritic":
-        """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""
-        self.encoder.to(dtype)
-        self.arithmetic = dtype
-        return self
-
-
-def require(module: nn.Module, kind: str, *attributes: str) -> None:
-    """Raise `UserError` when a part made by a user's function lacks an attribute."""
-    for name in attributes:
-        if not isinstance(getattr(module, name, None), numbers.Integral):
-            raise UserError(f"the {kind} {type(module).__name__} needs an attribute {name}, a whole number")
-
-
-def parameter_kinds(space: spaces.Space) -> tuple[Tensor, Tensor]:
-    """Tell which parameters of a distribution are log standard deviations and which are logits of choices: [D] bool."""
-    is_log_std, is_logit = [], []
-    for leaf in action_leaves(space).values():
-        size = num_action_parameters(leaf)
-        is_box = isinstance(leaf, spaces.Box)
-        is_log_std += [False] * (size // 2) + [True] * (size // 2) if is_box else [False] * size
-        is_logit += [bool(num_options(leaf))] * size
-    return torch.tensor(is_log_std), torch.tensor(is_logit)
-
-
-def make_model(cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> ActorCritic:
-    """Make the model of a configuration: the user's own, or `ActorCritic`."""
-    model = (find_function("model", cfg.model) if cfg.model else ActorCritic)(cfg, obs_space, action_space)
-    require(model, "model", "state_size")
-    return model
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        used = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        sizes = [len(part[0]) for part in ctx.outputs]
+        columns = [gradients[number].contiguous().split(sizes) for number in used]
+        outputs = [[part[number] for number in used] for part in ctx.outputs]
+        list(ctx.run(torch.autograd.backward, outputs, zip(*columns, strict=True)))
+        return None, None, None

@@ -1,7 +1,7 @@
 """Normalizers: observations and returns in units of their running statistics, and one-hot vectors of indices.
 
 They are parts of the model, so their statistics are published and saved with the weights: the policy that acted and the
-policy that learns see observations through the same numbers. Used by `model.py`. Read next: `distributions.py`.
+policy that learns see observations through the same numbers. Read next: `distributions.py`.
 """
 
 import numpy as np
@@ -11,23 +11,45 @@ from torch import Tensor, nn
 
 from config import Config
 from envs.flat_spaces import num_options
-from reducer import ALONE, Reducer
-from runtime.user_error import UserError
-from vtrace import backward_sum
+from runtime.several import ALONE, Reducer
+from runtime.utils import UserError
+from vtrace import backward_sum, discounts_of
+
+
+def make_normalizers(cfg: Config, leaves: dict[str, spaces.Space]) -> nn.ModuleList:
+    """Make the normalizer of each leaf; those of `--normalize_input_keys`, or else of all images and vectors, run.
+
+    Raises `UserError` for a name that does not exist.
+    """
+    keys = set(map(str, cfg.normalize_input_keys))
+    if unknown := keys - leaves.keys():
+        raise UserError(f"--normalize_input_keys: there is no observation '{min(unknown)}'; there are "
+                        + ", ".join(leaves))
+    keys = keys or {name for name, space in leaves.items() if isinstance(space, spaces.Box)}
+    running = keys if cfg.normalize_input else set()
+    return nn.ModuleList((RunningNormalizer if name in running else FixedNormalizer)(cfg, space)
+                         for name, space in leaves.items())
+
+
+@torch.no_grad()
+def hold_units(model: nn.Module, *, hold: bool) -> None:
+    """Compute the units of all normalizers once for a dataset, whose SGD steps all ask for the same; or no longer."""
+    for part in model.modules():
+        if isinstance(part, RunningNormalizer | ReturnNormalizer):
+            part.held = part.units() if hold else None
+
+
+# ---- observations ------------------------------------------------------------------------------------------------
 
 
 def expand(space: spaces.Space, obs: Tensor) -> Tensor:
     """Turn indices of a Discrete [B] or MultiDiscrete [B, n] leaf into one-hot vectors; leave other leaves alone."""
-    if isinstance(space, spaces.Discrete):
-        return one_hot(obs, int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        return torch.cat([one_hot(obs[:, i], n) for i, n in enumerate(num_options(space))], -1)
-    return obs
-
-
-def one_hot(indices: Tensor, n: int) -> Tensor:
-    """Return one-hot vectors [B, n] uint8 of indices [B]; PyTorch's own are int64, eight times as large."""
-    return torch.zeros(indices.shape[0], n, dtype=torch.uint8, device=indices.device).scatter_(1, indices[:, None], 1)
+    sizes = num_options(space)
+    if not sizes:
+        return obs
+    columns = obs.reshape(obs.shape[0], len(sizes), 1).unbind(1)
+    bits = [column == torch.arange(n, device=obs.device) for column, n in zip(columns, sizes, strict=True)]
+    return torch.cat(bits, 1).to(torch.uint8)
 
 
 def expanded_space(space: spaces.Space) -> spaces.Box:
@@ -43,91 +65,69 @@ class FixedNormalizer(nn.Module):
 
     def __init__(self, cfg: Config, space: spaces.Space) -> None:
         super().__init__()
+        self.space, self.is_bytes = space, space.dtype == np.uint8
         self.shift, self.unit = 0.0, 1.0
-        self.precision = torch.float64 if space.dtype == np.float64 else torch.float32
         if isinstance(space, spaces.Box):
             self.shift = cfg.obs_subtract_mean
-            self.unit = cfg.obs_scale or (255.0 if space.dtype == np.uint8 else 1.0)
+            self.unit = cfg.obs_scale or (255.0 if self.is_bytes else 1.0)
 
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Normalize [B, ...] of any dtype into the given one."""
-        if (self.shift, self.unit) == (0.0, 1.0):
-            return obs.to(dtype)
-        shifted = obs.to(self.precision) - self.shift if self.shift else obs.float()
-        return (shifted / self.unit).to(dtype)
+        """Normalize the observations [B, ...] of a leaf, of any dtype, into the given one."""
+        return ((expand(self.space, obs) - self.shift) / self.unit).to(dtype)
 
 
-class Held:
-    """Has units that follow from running statistics: `units()` computes them when they are needed, unless held."""
-
-    held: tuple[Tensor, ...] | None = None
-
-
-@torch.no_grad()
-def hold_units(model: nn.Module, *, hold: bool) -> None:
-    """Compute the units of all normalizers once for a dataset, whose SGD steps all ask for the same; or no longer."""
-    for part in model.modules():
-        if isinstance(part, Held):
-            part.held = part.units() if hold else None
-
-
-class RunningNormalizer(Held, FixedNormalizer):
+class RunningNormalizer(FixedNormalizer):
     """Normalize one leaf by its running mean and standard deviation, element by element, clipped to +-5.
 
-    The statistics are those of what `FixedNormalizer` would return. They move only in `update`, which the learner calls
-    between two datasets: within one, and for every sample acted with one set of weights, the normalization is fixed.
+    The statistics are those of what `FixedNormalizer` would return, in float64: a clock shows 1.7e9. They move only in
+    `update`, which the learner calls between two datasets: within one, and for every sample acted with one set of
+    weights, the normalization is fixed.
     """
 
     CLIP = 5.0
-    # added to the variance: a pixel that never changed must not blow up when it does; vectors may be of any size
-    IMAGE_EPSILON, VECTOR_EPSILON = 1e-5, 1e-12
     CHUNK = 230_000  # numbers normalized at once, 8 rows of Atari: their float32 copy stays in the cache
+    held: tuple[Tensor, ...] | None = None  # the units, see `hold_units`
 
     def __init__(self, cfg: Config, space: spaces.Space) -> None:
         super().__init__(cfg, space)
         shape = expanded_space(space).shape
-        self.epsilon = self.IMAGE_EPSILON if len(shape) == 3 else self.VECTOR_EPSILON
+        # added to the variance: a pixel that never changed must not blow up when it does; vectors may be of any size
+        self.epsilon = 1e-5 if len(shape) == 3 else 1e-12
         # Until the first update images are read as if uniform on [0, 1]; vectors as they are.
-        mean, var = (0.5, 1 / 12) if space.dtype == np.uint8 else (0.0, 1.0)
-        # float64, as in float32 a mean a million deviations from 0 could move by no less than a tenth of a deviation
+        mean, var = (0.5, 1 / 12) if self.is_bytes else (0.0, 1.0)
         self.register_buffer("mean", torch.full(shape, mean, dtype=torch.float64))
         self.register_buffer("var", torch.full(shape, var, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Normalize [B, ...] of any dtype into a new tensor of the given one."""
-        scale, center = self.held or self.units()
-        fuses = obs.dtype == torch.uint8 and obs.device.type == "cpu"
-        product = -center * scale if fuses else center
-
-        def normalize(rows: Tensor) -> Tensor:
-            if fuses:  # one operation less: 1 of 10 us an image of Atari
-                exact = rows.float()
-                torch.addcmul(product, exact, scale, out=exact)
-            else:  # the difference first: far from 0 the products would be rounded too much
-                exact = (rows - center).mul_(scale)
-            return exact.clamp_(-self.CLIP, self.CLIP)
-
-        chunk = self.rows_at_once(obs)
-        if obs.shape[0] <= chunk:  # len() would fix the batch of an exported policy
-            return normalize(obs).to(dtype)
+        obs = expand(self.space, obs)
+        units = self.held or self.units()
+        size = self.rows_at_once(obs)
+        if obs.shape[0] <= size:  # len() would fix the batch of an exported policy
+            return self.normalize(obs, *units).to(dtype)
         normalized = torch.empty(obs.shape, dtype=dtype, device=obs.device)
-        for rows, out in zip(obs.split(chunk), normalized.split(chunk), strict=True):
-            out.copy_(normalize(rows))
+        for rows, out in zip(obs.split(size), normalized.split(size), strict=True):
+            out.copy_(self.normalize(rows, *units))
         return normalized
 
     def units(self) -> tuple[Tensor, Tensor]:
-        """Compute what raw values are multiplied by, after a center was subtracted; and the center."""
-        return ((self.var + self.epsilon).rsqrt() / self.unit).float(), self.center()
+        """Compute what `normalize` needs: the scale of raw values, and their mean, of bytes its product with that."""
+        scale, mean = (self.var + self.epsilon).rsqrt() / self.unit, self.mean * self.unit + self.shift
+        return (scale.float(), (-mean * scale).float()) if self.is_bytes else (scale, mean)
 
-    def center(self) -> Tensor:
-        """Return the mean of raw values, in float64 where they are: it must go before they are rounded."""
-        return (self.mean * self.unit + self.shift).to(self.precision)
+    def normalize(self, rows: Tensor, scale: Tensor, mean: Tensor) -> Tensor:
+        """Return (rows - mean) * scale, clipped."""
+        if self.is_bytes:  # one operation less: 1 of 10 us an image of Atari
+            exact = rows.float()
+            torch.addcmul(mean, exact, scale, out=exact)
+        else:  # the difference first: far from 0 the products would be rounded too much
+            exact = (rows - mean).mul_(scale)
+        return exact.clamp_(-self.CLIP, self.CLIP)
 
     def rows_at_once(self, obs: Tensor) -> int:
-        """Count the rows of [B, ...] that are worked on together; on a GPU all."""
-        return max(1, self.CHUNK // self.mean.numel()) if obs.device.type == "cpu" else len(obs)
+        """Return how many rows of [B, ...] are worked on together; on a GPU all."""
+        return max(1, self.CHUNK // self.mean.numel()) if obs.device.type == "cpu" else max(1, len(obs))
 
     @torch.no_grad()
     def update(self, obs: Tensor, reducer: Reducer = ALONE) -> None:
@@ -135,34 +135,22 @@ class RunningNormalizer(Held, FixedNormalizer):
 
         On a GPU nothing here waits: what depends on a count is computed either way.
         """
-        for moments in reducer.gather(self.moments(obs)):
-            mean, var = moments[:-1].view(2, *self.mean.shape)
-            count = moments[-1]
-            self.count += count
-            weight = count / self.count.clamp(min=1)
-            shift = mean - self.mean
-            self.var.copy_((1 - weight) * self.var + weight * var + weight * (1 - weight) * shift.square())
-            self.mean += weight * shift
-
-    def moments(self, obs: Tensor) -> Tensor:
-        """Return the means, the variances and the number of [B, ...], in one float64 vector."""
-        if not len(obs):
-            return torch.zeros(2 * self.mean.numel() + 1, dtype=torch.float64, device=obs.device)
-        # sums in chunks, around a point nearby so that float32 keeps its precision: the running mean, once there is one
-        center = torch.where(self.count > 0, self.center(), obs[0].to(self.precision))
-        total, squares = torch.zeros_like(center), torch.zeros_like(center)
-        for rows in obs.split(self.rows_at_once(obs)):
-            difference = rows.to(self.precision) - center
-            total += difference.sum(0)
-            squares += difference.square_().sum(0)
-        shift = total.double() / len(obs)
-        var = (squares.double() / len(obs) - shift.square()).clamp_(min=0)
-        mean = (center.double() + shift - self.shift) / self.unit
-        count = torch.full((1,), len(obs), dtype=torch.float64, device=obs.device)
-        return torch.cat([mean.flatten(), (var / self.unit**2).flatten(), count])
+        chunks = expand(self.space, obs).split(self.rows_at_once(obs))
+        number = reducer.sum(torch.full_like(self.count, len(obs)))
+        mean = reducer.sum(sum(rows.double().sum(0) for rows in chunks)) / number.clamp(min=1)
+        squares = reducer.sum(sum((rows - mean).square_().sum(0) for rows in chunks))
+        var = squares / number.clamp(min=1) / self.unit**2
+        self.count += number
+        weight = number / self.count.clamp(min=1)
+        change = (mean - self.shift) / self.unit - self.mean
+        self.var.lerp_(var + (1 - weight) * change.square(), weight)
+        self.mean += weight * change
 
 
-class ReturnNormalizer(Held, nn.Module):
+# ---- returns -----------------------------------------------------------------------------------------------------
+
+
+class ReturnNormalizer(nn.Module):
     """The running mean and deviation of the returns: the value head learns in these units.
 
     So the size of the rewards changes neither the learning rate of the values nor their weight in the loss. Without
@@ -181,6 +169,7 @@ class ReturnNormalizer(Held, nn.Module):
     MAX_GAMMA = 0.9999  # without a discount and an end the mean would be infinite
     MAX_TARGET = 100.0  # deviations of whole returns, as if the rewards of different decisions were independent
     FLOOR = 1e-3  # the least deviation, in units of the mean: differences below it are rounding errors
+    held: tuple[Tensor, ...] | None = None  # the units, see `hold_units`
 
     def __init__(self, *, running: bool = False) -> None:
         super().__init__()
@@ -229,9 +218,8 @@ class ReturnNormalizer(Held, nn.Module):
             gamma: discount per step.
             reducer: adds over all ranks.
         """
-        discounts = min(gamma, self.MAX_GAMMA) * (~terminated).double()
-        traces = discounts * ~truncated
-        ends = discounts * truncated
+        discounts, traces = discounts_of(terminated, truncated, min(gamma, self.MAX_GAMMA), torch.float64)
+        ends = discounts - traces  # where a trajectory stops to show an episode, the discount of what follows
         ends[-1] = discounts[-1]
         # on a GPU nothing waits for a value: invalid rows count as 0
         sums = backward_sum(rewards.double().masked_fill(~valid, 0.0), traces)[:-1] * valid
@@ -246,15 +234,3 @@ class ReturnNormalizer(Held, nn.Module):
         var = reducer.sum((sums - shown * self.mean).square().sum()) / divisor
         self.var.copy_((1 - weight) * (self.var + change.square()) + weight * var)
         self.count.add_(number).clamp_(max=self.WINDOW)
-
-
-def normalized_names(cfg: Config, leaves: dict[str, spaces.Space]) -> set[str]:
-    """Choose the leaves whose running statistics are taken. Raises `UserError` for a name that does not exist."""
-    given = set(map(str, cfg.normalize_input_keys))
-    unknown = given - set(leaves)
-    if unknown:
-        raise UserError(f"--normalize_input_keys: there is no observation '{min(unknown)}'; there are "
-                        + ", ".join(leaves))
-    if not cfg.normalize_input:
-        return set()
-    return given or {name for name, space in leaves.items() if isinstance(space, spaces.Box)}

@@ -15,8 +15,7 @@ The rules are Sample Factory's (arXiv 2006.11751, section 3.5), after population
 
 With --lr_schedule=kl_adaptive a mutated learning rate only resets the current rate of the schedule.
 
-Settings and reward shaping are flat dicts, {name: number}. Used by `rollout_worker.py` (who plays),
-`shared_buffers.py` and `runtime/population.py` (which applies the rest).
+Settings and reward shaping are flat dicts, {name: number}. `services/population.py` applies these rules to a run.
 """
 
 import math
@@ -27,41 +26,55 @@ import numpy as np
 
 from config import Config
 from envs.vector_env import EnvInfo
-from runtime.by_name import find_function
-from runtime.seeding import MAPPING, derive_seed
-from runtime.user_error import UserError
+from runtime.utils import MAPPING, UserError, derive_seed, find_function
 
 SHAPING_LIMITS = (1e-12, 1e12)  # of the absolute value
 GAMMA_FACTORS = (1.01, 1.2)  # of 1 - gamma
 RETURN_TO_DEFAULT = 0.01  # the share of mutations that undo all earlier ones
 EPSILON = 1e-9
 NUM_PROBES = 1000  # draws of a user's mapping before the run begins
+UNKNOWN = -1  # the kind of a policy that nobody has played yet
 
 # ---- who plays ---------------------------------------------------------------------------------------------------
 
 
-def kinds_of_policies(num_kinds: int, num_policies: int) -> list[int]:
-    """Tell which kind of agents each policy plays, kinds being agents with the same spaces: one after another.
-
-    Raises `UserError` when a kind would have no policy.
-    """
-    if num_policies < num_kinds:
-        raise UserError(f"the agents have {num_kinds} different pairs of observation and action space, and each needs "
-                        f"a policy of its own; set --num_policies={num_kinds}, or a multiple")
-    return [policy % num_kinds for policy in range(num_policies)]
-
-
 def assign_kinds(cfg: Config, info: EnvInfo) -> list[int]:
-    """Tell which kind of agents each policy plays: by many draws of the user's mapping, or else by turns.
+    """Return which kind of agents each policy plays, kinds being agents with the same spaces.
 
-    Raises `UserError` when that is impossible.
+    They take turns; with a mapping of the user's, many draws of it show what it does. Raises `UserError` when a kind
+    has no policy, or a policy no agents.
     """
+    num_kinds, num_policies = len(info.kinds), cfg.num_policies
     if not cfg.policy_mapping:
-        return kinds_of_policies(len(info.kinds), cfg.num_policies)
+        if num_policies < num_kinds:
+            raise UserError(f"the agents have {num_kinds} different pairs of observation and action space, and each "
+                            f"needs a policy of its own; set --num_policies={num_kinds}, or a multiple")
+        return [policy % num_kinds for policy in range(num_policies)]
     mapping = find_function("policy_mapping", cfg.policy_mapping)
     rng = np.random.default_rng(derive_seed(cfg.seed, MAPPING))
-    draws = [mapping(info.agents, cfg.num_policies, rng) for _ in range(NUM_PROBES)]
-    return kinds_by_mapping(draws, info.agents, info.kind_of_agent, cfg.num_policies)
+    kinds = [UNKNOWN] * num_policies
+    for _ in range(NUM_PROBES):
+        policies = mapping(info.agents, num_policies, rng)
+        check_mapping(policies, info.agents, info.kind_of_agent, kinds)
+        for policy, kind in zip(policies, info.kind_of_agent, strict=True):
+            kinds[policy] = kind
+    if UNKNOWN in kinds:
+        raise UserError(f"--policy_mapping never returned policy {kinds.index(UNKNOWN)} in {NUM_PROBES} draws; lower "
+                        "--num_policies or map an agent to it")
+    return kinds
+
+
+def check_mapping(policies: Any, agents: Sequence[str], kind_of_agent: Sequence[int],
+                  kind_of_policy: Sequence[int]) -> None:
+    """Raise `UserError` when a user's mapping did not return a policy that exists and fits for every agent."""
+    known = range(len(kind_of_policy))
+    if len(policies) != len(agents) or not set(policies) <= set(known):
+        raise UserError(f"--policy_mapping returned {policies!r}; it must return for each of the agents "
+                        f"{', '.join(agents)} one policy of {known}")
+    for agent, kind, policy in zip(agents, kind_of_agent, policies, strict=True):
+        if kind_of_policy[policy] not in (kind, UNKNOWN):
+            raise UserError(f"--policy_mapping returned policy {policy} for agent {agent}, whose observation or action "
+                            "space differs from those of other agents that play it; map it to another policy")
 
 
 def draw_policies(kind_of_agent: Sequence[int], kind_of_policy: Sequence[int], rng: np.random.Generator,
@@ -75,39 +88,6 @@ def draw_policies(kind_of_agent: Sequence[int], kind_of_policy: Sequence[int], r
     draws = rng.random(len(kind_of_agent) if mix else 1)
     return [candidates[kind][int(draws[i if mix else 0] * len(candidates[kind]))]
             for i, kind in enumerate(kind_of_agent)]
-
-
-def check_mapping(policies: Any, agents: Sequence[str], kind_of_agent: Sequence[int],
-                  kind_of_policy: Sequence[int]) -> None:
-    """Raise `UserError` when a user's mapping did not return a policy that exists and fits for every agent."""
-    if not hasattr(policies, "__len__") or len(policies) != len(agents):
-        raise UserError(f"--policy_mapping returned {policies!r}; it must return one policy for each of the agents "
-                        + ", ".join(agents))
-    for agent, kind, policy in zip(agents, kind_of_agent, policies, strict=True):
-        if not isinstance(policy, (int, np.integer)) or not 0 <= policy < len(kind_of_policy):
-            raise UserError(f"--policy_mapping returned policy {policy!r} for agent {agent}; there are 0 to "
-                            f"{len(kind_of_policy) - 1} (--num_policies={len(kind_of_policy)})")
-        if kind_of_policy[policy] != kind:
-            raise UserError(f"--policy_mapping returned policy {policy} for agent {agent}, whose observation or action "
-                            "space differs from those of other agents that play it; map it to another policy")
-
-
-def kinds_by_mapping(draws: Sequence[Sequence[int]], agents: Sequence[str], kind_of_agent: Sequence[int],
-                     num_policies: int) -> list[int]:
-    """Tell which kind of agents each policy plays from many draws of a user's mapping.
-
-    Raises `UserError` when the mapping is wrong (`check_mapping`) or never draws some policy.
-    """
-    kinds: dict[int, int] = {}
-    for policies in draws:
-        check_mapping(policies, agents, [0] * len(agents), [0] * num_policies)
-        for kind, policy in zip(kind_of_agent, policies, strict=True):
-            kinds.setdefault(int(policy), kind)
-        check_mapping(policies, agents, kind_of_agent, [kinds.get(policy, -1) for policy in range(num_policies)])
-    if unused := set(range(num_policies)) - kinds.keys():
-        raise UserError(f"--policy_mapping never returned policy {min(unused)} in {len(draws)} draws; lower "
-                        "--num_policies or map an agent to it")
-    return [kinds[policy] for policy in range(num_policies)]
 
 
 def draw_snapshots(num_snapshots: Sequence[int], fraction: float, rng: np.random.Generator) -> list[int]:
@@ -131,33 +111,8 @@ def draw_snapshots(num_snapshots: Sequence[int], fraction: float, rng: np.random
 
 
 def is_due(steps: int, last_update: int, start: int, period: int) -> bool:
-    """Tell whether it is a policy's turn, by its own steps now and at its last update."""
+    """Return whether it is a policy's turn, by its own steps now and at its last update."""
     return steps >= start and steps - last_update >= period
-
-
-class Ranking(NamedTuple):
-    """Policies by objective, the best first; ties in the order of their numbers."""
-
-    order: list[int]
-    best: list[int]
-    worst: list[int]
-
-
-def rank(objectives: Mapping[int, float], fraction: float) -> Ranking:
-    """Rank policies by their objectives {policy: mean objective}."""
-    order = sorted(objectives, key=lambda policy: (-objectives[policy], policy))
-    count = math.ceil(fraction * len(order) - EPSILON)
-    best = order[:count]
-    return Ranking(order, best, [policy for policy in order[len(order) - count:] if policy not in best])
-
-
-def is_much_better(donor: float, own: float, relative_gap: float, absolute_gap: float) -> bool:
-    """Tell whether a donor's objective exceeds another by both gaps; the relative one is in units of |donor|.
-
-    Correct also for negative objectives: -10 is better than -20 by 100 %.
-    """
-    gain = donor - own
-    return gain > absolute_gap and gain > relative_gap * abs(donor)
 
 
 class Decision(NamedTuple):
@@ -172,23 +127,37 @@ class Decision(NamedTuple):
 def decide(policy: int, objectives: Mapping[int, float], rng: np.random.Generator, *, fraction: float,
            relative_gap: float, absolute_gap: float) -> Decision:
     """Decide what happens to a policy that is due. objectives: {policy: mean objective} of all it competes with."""
-    ranking = rank(objectives, fraction)
+    order, best, worst = rank(objectives, fraction)
     own = objectives[policy]
-    place = f"policy {policy} (objective {own:.4g}) is {ranking.order.index(policy) + 1} of {len(ranking.order)}"
-    if policy in ranking.best:
-        return Decision(policy, None, False, f"{place}, among the best: unchanged")
-    donor = None
-    if policy in ranking.worst:
-        donor = ranking.best[int(rng.integers(len(ranking.best)))]
-        drawn = f"policy {donor} (objective {objectives[donor]:.4g})"
+    words = f"policy {policy} (objective {own:.4g}) is {order.index(policy) + 1} of {len(order)}"
+    if policy in best:
+        return Decision(policy, None, False, f"{words}: unchanged")
+    if policy in worst:
+        donor = best[int(rng.integers(len(best)))]
         if is_much_better(objectives[donor], own, relative_gap, absolute_gap):
-            place += f", among the worst: it becomes a copy of {drawn}"
-        else:
-            place += f", among the worst, but {drawn} is hardly better: it keeps its weights"
-            donor = None
-    else:
-        place += ": it keeps its weights"
-    return Decision(policy, donor, policy != 0, place)
+            words += f": it becomes a copy of policy {donor} (objective {objectives[donor]:.4g})"
+            return Decision(policy, donor, policy != 0, words)
+    return Decision(policy, None, policy != 0, f"{words}: it keeps its weights")
+
+
+def rank(objectives: Mapping[int, float], fraction: float) -> tuple[list[int], list[int], list[int]]:
+    """Rank policies by their objectives {policy: mean objective}.
+
+    Returns all, the best first and ties in the order of their numbers; the best; and the worst.
+    """
+    order = sorted(objectives, key=lambda policy: (-objectives[policy], policy))
+    count = math.ceil(fraction * len(order) - EPSILON)
+    best = order[:count]
+    return order, best, [policy for policy in order[len(order) - count:] if policy not in best]
+
+
+def is_much_better(donor: float, own: float, relative_gap: float, absolute_gap: float) -> bool:
+    """Return whether a donor's objective exceeds another by both gaps; the relative one is in units of |donor|.
+
+    Correct also for negative objectives: -10 is better than -20 by 100 %.
+    """
+    gain = donor - own
+    return gain > absolute_gap and gain > relative_gap * abs(donor)
 
 
 # ---- what a mutation changes -------------------------------------------------------------------------------------
@@ -216,35 +185,37 @@ def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: np.rando
             factor = factor if rng.random() < 0.5 else 1 / factor
             low, high = SHAPING_LIMITS if limits is None else limits[name]
             size = abs(defaults[name]) or high  # a default is always legal
-            mutated[name] = _hold(max(1 - (1 - value) * factor, 0.0) if is_gamma else value * factor,
-                                  min(low, size), max(high, size))
+            mutated[name] = held(max(1 - (1 - value) * factor, 0.0) if is_gamma else value * factor,
+                                 min(low, size), max(high, size))
     return mutated
 
 
-def _hold(value: float, low: float, high: float) -> float:
-    """Hold the absolute value of a number within limits; 0 stays 0."""
+def held(value: float, low: float, high: float) -> float:
+    """Return a number whose absolute value is held within limits; 0 stays 0."""
     return math.copysign(min(max(abs(value), low), high), value) if value else 0.0
 
 
 # ---- the reward shaping that an environment offers ---------------------------------------------------------------
 
 
-def flatten_shaping(shaping: Any, path: str = "") -> dict[str, float | bool]:
+def flatten_shaping(shaping: Any) -> dict[str, float | bool]:
     """Turn an environment's reward shaping, a nested dict (or lists) of numbers and booleans, into {path: number}."""
     if not isinstance(shaping, Mapping | list | tuple):
-        return {path: bool(shaping) if isinstance(shaping, bool | np.bool_) else float(shaping)}
+        return {"": bool(shaping) if isinstance(shaping, bool | np.bool_) else float(shaping)}
     parts = shaping.items() if isinstance(shaping, Mapping) else enumerate(shaping)
-    flat: dict[str, float | bool] = {}
-    for key, part in parts:
-        flat |= flatten_shaping(part, f"{path}/{key}" if path else str(key))
-    return flat
+    return {f"{key}/{path}".removesuffix("/"): number
+            for key, part in parts for path, number in flatten_shaping(part).items()}
 
 
-def unflatten_shaping(like: Any, flat: Mapping[str, float | bool], path: str = "") -> Any:
-    """Put flat numbers into the form of an environment's default reward shaping."""
-    if isinstance(like, Mapping):
-        return {key: unflatten_shaping(part, flat, f"{path}/{key}" if path else str(key)) for key, part in like.items()}
-    if isinstance(like, list | tuple):
-        return type(like)(unflatten_shaping(part, flat, f"{path}/{i}" if path else str(i))
-                          for i, part in enumerate(like))
-    return bool(flat[path]) if isinstance(like, bool | np.bool_) else float(flat[path])
+def unflatten_shaping(like: Any, flat: Mapping[str, float | bool]) -> Any:
+    """Put flat numbers, in the order of `flatten_shaping`, into the form of an environment's default reward shaping."""
+    numbers = iter(flat.values())
+
+    def fill(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {key: fill(value) for key, value in part.items()}
+        if isinstance(part, list | tuple):
+            return type(part)([fill(value) for value in part])
+        return bool(next(numbers)) if isinstance(part, bool | np.bool_) else float(next(numbers))
+
+    return fill(like)

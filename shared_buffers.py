@@ -1,4 +1,4 @@
-"""Everything the processes share: trajectories, counters, and the inboxes for tiny messages.
+"""Everything the processes share: the inboxes for tiny messages, the tables, the trajectories, the weights.
 
 All data lies in tensors that are allocated once, here, in shared memory. A message is a few small integers.
 
@@ -15,15 +15,14 @@ The protocol, as (kind, index, ...); p is a policy:
     trajectories_done[p]  rollout worker    -> (SLOTS, slot, ...)  these trajectories are complete
     passed_on[p][0]       learner           -> (SLOTS, slot, ...)  ... and stored by the first of two learners (PQL)
     worker_inboxes[w]     learner           -> (SLOTS, slot, ...)  these slots are copied (or trained on), free again
-    worker_inboxes[w]     supervisor        -> (PAUSE, number)     hold all requests back, report when none is under way
-    worker_inboxes[w]     supervisor        -> (RESUME, 0)         go on
-    commands[p][0]        supervisor        -> (SAVE, reason)      write a checkpoint
-    commands[p][0]        supervisor        -> (COPY, donor)       take over the weights that policy `donor` saved last
-    commands[p][0]        supervisor        -> (LOAD, reset)       take over the parameters in a file, a new optimizer
-    commands[p][:]        supervisor        -> (FINISH, number)    report when all that was handed in is trained on
-    commands[p][:]        supervisor        -> (CONFIGURE, 0)      read the policy's new settings
-    evaluations           supervisor        -> (EVALUATE, 0)       score the newest policies
-    all but the feeds'    supervisor        -> (STOP, 0)           leave run(); one for each reader
+    worker_inboxes[w]     trainer           -> (PAUSE, number)     hold all requests back, report when none is under way
+    worker_inboxes[w]     trainer           -> (RESUME, 0)         go on
+    commands[p][0]        trainer           -> (SAVE, reason)      write a checkpoint
+    commands[p][0]        trainer           -> (LOAD, donor)       take over what policy `donor` saved; p: in given.pt
+    commands[p][:]        trainer           -> (FINISH, number)    report when all that was handed in is trained on
+    commands[p][:]        trainer           -> (CONFIGURE, 0)      read the policy's new settings
+    evaluations           trainer           -> (EVALUATE, 0)       score the newest policies
+    all but the feeds'    trainer           -> (STOP, 0)           leave run(); one for each reader
 
 Free slots are a message in their owner's inbox like any other: the worker never blocks on one thing while it could do
 another, and no split can starve a split of another worker. The slots of agents that step together travel together.
@@ -32,22 +31,20 @@ Commands travel apart from trajectories, and the learner obeys them between two 
 A message only says where to look; what is true stands in tables: `slot_place` says who has each slot. A request names
 its split and the `generation` of the rollout worker, which is another one when the worker was replaced: nobody answers
 one that is gone, and no answer to it reaches its successor. When anything else has died, all processes begin again with
-empty inboxes (`runtime/recovery.py`).
-
-The weights lie beside them (`SharedWeights`). Read next: `rollout_worker.py`.
+empty inboxes (`services/recovery.py`). Read next: `rollout_worker.py`.
 """
 
 import contextlib
 import copy
 import fcntl
+import functools
 import math
-import multiprocessing
 import os
 import select
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,19 +58,23 @@ from config import Config, tunable
 from envs.flat_spaces import num_columns, obs_dtype
 from envs.vector_env import EnvInfo
 from pbt import flatten_shaping
-from reducer import SharedTraining
-from runtime.children import make_pipe
-from runtime.heartbeat import ANYTHING, COUNT, WAITS
-from runtime.user_error import UserError
+from runtime.processes import ANYTHING, COUNT, WAITS, make_pipe
+from runtime.several import SharedTraining
+from runtime.utils import UserError
 
-SPLIT, SLOTS, PAUSE, RESUME, SAVE, COPY, LOAD, FINISH, CONFIGURE, EVALUATE, STOP = range(11)
+SPLIT, SLOTS, PAUSE, RESUME, SAVE, LOAD, FINISH, CONFIGURE, EVALUATE, STOP = range(10)
 Message = Sequence[int]  # (kind, index, ...)
-SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE = range(3)
-SHM = Path("/dev/shm")  # where Linux keeps shared memory; in containers it often has 64 MB
+SAVE_PERIODIC, SAVE_BEST, SAVE_MILESTONE = range(3)  # reasons
+MAX_COMMANDS = 100  # of the trainer, in an inbox at once
+
+# values in tables
 IDLE = -1  # the policy of an agent that awaits no action
 CURRENT = -1  # the "snapshot" of an agent that plays the newest weights
-WITH_WORKER, HANDED_IN, TAKEN = range(3)  # where a slot is: the learner has not looked at it yet; is done with it later
-MAX_COMMANDS = 100  # of the supervisor, at once
+WITH_WORKER = 0  # a slot is free, or an agent fills it
+HANDED_IN = 1  # it waits for the learner
+TAKEN = 2  # the learner copies it, or trains on it
+
+SHM = Path("/dev/shm")  # where Linux keeps shared memory; in containers it often has 64 MB
 
 
 # ---- messages ----------------------------------------------------------------------------------------------------
@@ -84,6 +85,8 @@ class Inbox:
 
     The kernel makes a write of up to PIPE_BUF bytes whole or not at all, and a read takes whole records. So a process
     that dies inside either blocks nobody; the locks of multiprocessing's own queues stay locked when their holder dies.
+    The pipe has a name, by which each process opens the inboxes that it uses. What is in it stays while the process
+    that has made it lives.
     """
 
     RECORD = struct.Struct("ii")
@@ -91,30 +94,31 @@ class Inbox:
     AT_ONCE = 64  # records of one write; the kernel begins a new page where one does not fit: small ones waste little
     heartbeat = np.zeros(3, np.int64)  # of the component whose main thread waits here: set in its process
 
-    def __init__(self, context: Any, num_records: int) -> None:
+    def __init__(self, num_records: int) -> None:
         """Make it so large that no writer waits while at most num_records are there."""
         size = num_records * self.RECORD.size * 8 // 7 + select.PIPE_BUF  # an eighth of a page is wasted at most
-        self.reader, self.writer = make_pipe(context, size)
+        self.name, self.pipe = make_pipe(size)
 
-    def to_write(self) -> "Inbox":
-        """Return the same inbox for a process that only writes: a pipe's other end is one more descriptor."""
-        end = copy.copy(self)
-        end.reader = None
-        return end
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    @functools.cached_property
+    def pipe(self) -> Connection:
+        """Open the pipe, for reading and writing."""
+        return Connection(os.open(self.name, os.O_RDWR))
 
     def put(self, message: Message) -> None:
         """Write (kind, index, ...), one record for each index."""
         kind, *indices = message
         for start in range(0, len(indices), self.AT_ONCE):
             records = (self.RECORD.pack(kind, index) for index in indices[start : start + self.AT_ONCE])
-            os.write(self.writer.fileno(), b"".join(records))
+            os.write(self.pipe.fileno(), b"".join(records))
 
     def get(self, max_records: int = PER_READ) -> list[Message]:
         """Wait for messages; return all that are there, those of slots joined: (SLOTS, slot, ...)."""
         messages: list[Message] = []
-        size = self.RECORD.size * min(max_records, self.PER_READ)
         self.heartbeat[WAITS] = True
-        records = os.read(self.reader.fileno(), size)
+        records = os.read(self.pipe.fileno(), self.RECORD.size * min(max_records, self.PER_READ))
         self.beat()
         for kind, index in self.RECORD.iter_unpack(records):
             if kind == SLOTS and messages and messages[-1][0] == SLOTS:
@@ -135,9 +139,9 @@ class Inbox:
             handle(*message)
         return True
 
-    def empty(self) -> bool:
-        """Tell whether nothing is there."""
-        return not self.reader.poll(0)
+    def empty(self, timeout_sec: float = 0) -> bool:
+        """Return whether nothing is there, or comes within so many seconds."""
+        return not self.pipe.poll(timeout_sec)
 
     def drain(self) -> None:
         """Throw away all that is there."""
@@ -149,80 +153,61 @@ class Inbox:
 
 
 class Spec(NamedTuple):
-    """Shape of one slot's part of a trajectory tensor, and its dtype."""
+    """Shape and dtype of a table; of a trajectory's tensor those of one slot."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-def trajectory_specs(T: int, obs_space: dict[str, spaces.Space], action_space: spaces.Space, state_size: int,
-                     columns: dict[str, Spec]) -> dict[str, Spec]:
-    """List the tensors of a trajectory. Rows align as obs[t] -> actions[t] -> rewards[t] -> obs[t+1].
-
-    columns: of each row, those of the algorithm.
-    """
-    specs = {
-        # written by the rollout worker
-        **{f"obs/{name}": Spec((T + 1, *space.shape), obs_dtype(space)) for name, space in obs_space.items()},
-        "rewards": Spec((T,), torch.float32),
-        "terminated": Spec((T,), torch.bool),
-        "truncated": Spec((T,), torch.bool),
-        "valid": Spec((T,), torch.bool),  # False: a step that only reset the environment, or was never taken
-        "new_episode": Spec((T + 1,), torch.bool),  # obs[t] is an episode's first: the hidden state before it is 0
-        # written by the policy worker
-        "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the hidden state before obs[t] is seen
-        "actions": Spec((T, num_columns(action_space)), torch.float32),
-        "policy_version": Spec((T,), torch.int64),
-    }
-    if taken := specs.keys() & columns.keys():
-        raise UserError(f"every trajectory has {min(taken)} already; give the column of the algorithm another name")
-    return specs | {name: Spec((T, *spec.shape), spec.dtype) for name, spec in columns.items()}
+def num_bytes(specs: Mapping[str, Spec]) -> int:
+    """Compute the bytes of a table of specs."""
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
 
 
-def num_bytes(specs: dict[str, Spec], count: int) -> int:
-    """Compute the bytes of `count` slots of a table of specs."""
-    return sum(count * int(np.prod(spec.shape)) * spec.dtype.itemsize for spec in specs.values())
+def allocate(specs: Mapping[str, Spec], count: int) -> dict[str, Tensor]:
+    """Allocate [count, *shape] tensors of zeros for a table of specs."""
+    return {name: torch.zeros(count, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
 
 
-def allocate(specs: dict[str, Spec], count: int, *, shared: bool) -> dict[str, Tensor]:
-    """Allocate [count, *shape] tensors of zeros for a table of specs, in shared memory if asked.
+def views(memory: Tensor, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
+    """Return tensors of these shapes and dtypes, one after another in a buffer of bytes, as views of it.
 
-    Raises `UserError` when they do not fit there.
-    """
-    needed = num_bytes(specs, count)
-    if shared and SHM.is_dir() and needed > (free := shutil.disk_usage(SHM).free):
-        raise UserError(f"the trajectories take {needed:,} bytes of shared memory, {SHM} has {free:,}; enlarge it "
-                        "(docker run --shm-size=2g), or lower --num_envs_per_worker, --num_workers or --rollout")
-    tensors = {name: torch.zeros(count, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
-    return {name: tensor.share_memory_() if shared else tensor for name, tensor in tensors.items()}
-
-
-class Arena:
-    """One shared tensor of bytes in which many tables lie, each with its own shape and dtype.
-
-    Each shared tensor takes a file descriptor in every process, so this one is pickled, and the tables are views of it.
     Those of larger words come first, so that each begins at a whole one.
     """
-
-    def __init__(self, tables: dict[str, Spec], device: torch.device | str = "cpu") -> None:
-        """Allocate zeros, in shared memory."""
-        self.tables = tables
-        self.bytes = torch.zeros(num_bytes(tables, 1), dtype=torch.uint8, device=device)
-        if self.bytes.is_cpu:
-            self.bytes.share_memory_()
-
-    def views(self) -> dict[str, Tensor]:
-        """Return the tables."""
-        by_word = sorted(self.tables, key=lambda name: -self.tables[name].dtype.itemsize)
-        parts = self.bytes.split([num_bytes({name: self.tables[name]}, 1) for name in by_word])
-        part_of = dict(zip(by_word, parts, strict=True))
-        return {name: part_of[name].view(table.dtype).view(table.shape) for name, table in self.tables.items()}
+    by_word = sorted(specs, key=lambda name: -specs[name].dtype.itemsize)
+    parts = memory.split([num_bytes({name: specs[name]}) for name in by_word])
+    return {name: part.view(specs[name].dtype).view(specs[name].shape)
+            for name, part in zip(by_word, parts, strict=True)}
 
 
-def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int) -> dict[str, Spec]:
-    """List what is shared beside trajectories and weights. num_agents: of an environment; num_slots: of all kinds."""
+class Arena(dict[str, Tensor]):
+    """Tables of many shapes and dtypes in one tensor of bytes.
+
+    A shared tensor takes a file descriptor in every process, and only some 250 can be handed to one at its start. So
+    the bytes are handed over, and the tables are found again there.
+    """
+
+    def __init__(self, specs: Mapping[str, Spec], memory: Tensor | None = None) -> None:
+        """Allocate zeros in shared memory, unless there is memory already.
+
+        Raises `UserError` when they do not fit there.
+        """
+        needed = num_bytes(specs)
+        if memory is None and SHM.is_dir() and needed > (free := shutil.disk_usage(SHM).free):
+            raise UserError(f"{needed:,} bytes of shared memory are needed, {SHM} has {free:,}; enlarge it "
+                            "(docker run --shm-size=2g), or lower --num_envs_per_worker, --num_workers or --rollout")
+        self.specs = specs
+        self.memory = torch.zeros(needed, dtype=torch.uint8).share_memory_() if memory is None else memory
+        super().__init__(views(self.memory, specs))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arena, (self.specs, self.memory)
+
+
+def small_tables(cfg: Config, num_agents: int, num_shapings: int) -> dict[str, Spec]:
+    """List what is shared beside trajectories and weights. num_agents: of an environment."""
     agents = (cfg.num_splits, cfg.envs_per_split * num_agents)
-    workers, policies = cfg.num_workers, cfg.num_policies
+    workers, policies, num_slots = cfg.num_workers, cfg.num_policies, math.prod(agents) * cfg.num_policies
     num_components = workers + policies * (len(cfg.learners) + cfg.policy_workers_per_policy)
     return {
         # of each agent
@@ -230,9 +215,9 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
         "agent_snapshot": Spec(agents, torch.int64),  # the snapshot that it plays, or CURRENT
         "agent_slot": Spec(agents, torch.int64),  # its trajectory
         "agent_t": Spec(agents, torch.int64),  # its row there
-        "agent_version": Spec(agents, torch.int64),  # that of the weights that gave it its hidden state
         "agent_return": Spec(agents, torch.float64),  # that of its episode so far
-        "heartbeats": Spec((num_components + 1, 3), torch.int64),  # the table of `runtime/heartbeat.py`
+        "slot_place": Spec((num_slots,), torch.int8),  # WITH_WORKER, HANDED_IN or TAKEN
+        "heartbeats": Spec((num_components + 1, 3), torch.int64),  # the table of `runtime/processes.py`
         "generation": Spec((workers,), torch.int64),  # how often each rollout worker was replaced
         "restarts": Spec((), torch.int64),  # how often all processes have begun again
         # sampled by each rollout worker; in the last row what was sampled elsewhere: before a resume, by other ranks
@@ -248,11 +233,35 @@ def small_tables(cfg: Config, num_agents: int, num_slots: int, num_shapings: int
         "last_update": Spec((policies,), torch.float64),  # decisions at the last update of the population
         "settings": Spec((policies, len(tunable(cfg))), torch.float64),  # that may change, in the order of `tunable`
         "shaping": Spec((policies, num_shapings), torch.float64),
-        "slot_place": Spec((num_slots,), torch.int8),  # WITH_WORKER, HANDED_IN or TAKEN
         # set once: learners leave their datasets after at most one more SGD step, the evaluator its episodes
         "stopping": Spec((), torch.bool),
         "training_over": Spec((), torch.bool),  # set once: no learner of any rank begins another dataset
     }
+
+
+# ---- trajectories ------------------------------------------------------------------------------------------------
+
+
+def trajectory_specs(T: int, obs_space: dict[str, spaces.Space], action_space: spaces.Space, state_size: int,
+                     columns: dict[str, Spec]) -> dict[str, Spec]:
+    """List the tensors of a trajectory. Rows align as obs[t] -> actions[t] -> rewards[t] -> obs[t+1].
+
+    columns: of each row, those of the algorithm, with names of their own.
+    """
+    specs = {
+        # written by the rollout worker
+        **{f"obs/{name}": Spec((T + 1, *space.shape), obs_dtype(space)) for name, space in obs_space.items()},
+        "rewards": Spec((T,), torch.float32),
+        "terminated": Spec((T,), torch.bool),
+        "truncated": Spec((T,), torch.bool),
+        "valid": Spec((T,), torch.bool),  # False: a step that only reset the environment, or was never taken
+        "new_episode": Spec((T + 1,), torch.bool),  # obs[t] is an episode's first: the hidden state before it is 0
+        # written by the policy worker
+        "rnn_states": Spec((T + 1, state_size), torch.float32),  # row t: the hidden state before obs[t] is seen
+        "actions": Spec((T, num_columns(action_space)), torch.float32),
+        "policy_version": Spec((T,), torch.int64),
+    }
+    return specs | {name: Spec((T, *spec.shape), spec.dtype) for name, spec in columns.items()}
 
 
 # ---- weights -----------------------------------------------------------------------------------------------------
@@ -269,41 +278,38 @@ class SharedWeights:
 
     On a GPU a copy is only queued, and what two processes queue there comes in no order. So a publication counts once
     the GPU has passed an event behind its copy, and a reader waits for its own copy. A learner that publishes with
-    `wait=False`, within a dataset, does not wait for the event: it asks for it at the next publication (which waits if
-    the GPU is a whole SGD step behind, and has enough to do) and after the dataset (`finish_publishing`).
+    `wait=False`, within a dataset, waits for the event at the next publication (when the GPU is a whole SGD step behind
+    it has enough to do) or after the dataset (`finish_publishing`).
     """
 
     WRITING = -2  # the version of a row that is not there yet, or is being replaced
     NEWEST_ROWS = 2
-    NEWEST, TAKEN = range(-2, 0)  # the numbers behind the versions of the rows
+    NEWEST, NEWEST_VERSION, TAKEN = range(-3, 0)  # the numbers behind the versions of the rows
 
     def __init__(self, model: nn.Module, device: torch.device, num_snapshots: int) -> None:
         """Publish the model's weights as version 0."""
         rows = self.NEWEST_ROWS + num_snapshots
-        self._arena = Arena({name: Spec((rows, *tensor.shape), tensor.dtype)
-                             for name, tensor in model.state_dict().items()}, device)
-        self._tensors = self._arena.views()  # {name: [rows, ...]}
-        # one tensor, since each takes a file descriptor in every process: the version of each row; then the newest row
-        # and how many snapshots were taken
-        self._numbers = torch.full((rows + 2,), self.WRITING).share_memory_()
+        specs = {name: Spec((rows, *tensor.shape), tensor.dtype) for name, tensor in model.state_dict().items()}
+        self._rows = Arena(specs, None if device.type == "cpu" else
+                           torch.zeros(num_bytes(specs), dtype=torch.uint8, device=device))
+        # the version of each row; then the newest row, its version, and how many snapshots were taken
+        self._numbers = torch.full((rows + 3,), self.WRITING).share_memory_()
         self._numbers[self.NEWEST :] = 0
         self._max_snapshots = num_snapshots
         with tempfile.TemporaryFile() as file:  # a row is one byte of it
             self._locks = Connection(os.dup(file.fileno()))  # which can be handed to a process
-        self._unfinished: tuple[int, int, Any] | None = None  # a publication: its row, version and event
+        self._unfinished: tuple[int, int] | None = None  # a publication: its row and version
+        self._written: Any = None  # the event behind its copy
         self.publish(model, 0)
 
     @property
     def version(self) -> int:
         """Return the version of the newest weights, the number of SGD steps."""
-        version = self.WRITING
-        while version == self.WRITING:  # it was the newest row, a moment ago
-            version = int(self._numbers[int(self._numbers[self.NEWEST])])
-        return version
+        return int(self._numbers[self.NEWEST_VERSION])
 
-    def snapshot_version(self, snapshot: int) -> int:
-        """Return the version of a snapshot, or `WRITING`."""
-        return int(self._numbers[self.NEWEST_ROWS + snapshot])
+    def version_of(self, snapshot: int) -> int:
+        """Return the version of the newest weights (CURRENT), or of a snapshot, or `WRITING`."""
+        return self.version if snapshot == CURRENT else int(self._numbers[self.NEWEST_ROWS + snapshot])
 
     @property
     def num_snapshots(self) -> int:
@@ -313,64 +319,50 @@ class SharedWeights:
     def without_tensors(self) -> "SharedWeights":
         """Return the numbers alone, for a process that must not open the GPU on which the weights lie."""
         numbers = copy.copy(self)
-        del numbers._arena, numbers._tensors, numbers._locks
+        del numbers._rows, numbers._locks
         return numbers
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_tensors"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if "_arena" in state:
-            self._tensors = self._arena.views()
 
     # the writer
 
     def publish(self, model: nn.Module, version: int, *, wait: bool = True) -> None:
         """Make the model's weights the newest ones.
 
-        wait: only return when they are. Else, on a GPU, they are when `finish_publishing` finds them copied.
+        wait: only return when they are. Else, on a GPU, they are after the next `finish_publishing`.
         """
         self.finish_publishing()
-        row = 1 - int(self._numbers[self.NEWEST])
-        self._write(row, model)
-        self._unfinished = row, version, self._mark()
-        self.finish_publishing(wait=wait)
-
-    def finish_publishing(self, *, wait: bool = True) -> None:
-        """Count the last publication, if its copy is finished, as the newest weights. The writer calls this.
-
-        wait: wait for the copy. Else, while it is under way, the weights before it stay the newest.
-        """
-        if self._unfinished is None:
-            return
-        row, version, event = self._unfinished
-        if event is not None and not event.query():
-            if not wait:
-                return
-            event.synchronize()
-        self._numbers[row] = version
-        self._lock(row, fcntl.LOCK_UN)
-        self._numbers[self.NEWEST] = row
-        self._unfinished = None
+        self._write(1 - int(self._numbers[self.NEWEST]), model, version)
+        if wait or self._written is None:
+            self.finish_publishing()
 
     def add_snapshot(self, model: nn.Module, version: int) -> None:
         """Keep the model's weights as a snapshot, in the place of the oldest one."""
+        self.finish_publishing()
         taken = int(self._numbers[self.TAKEN])
-        row = self.NEWEST_ROWS + taken % self._max_snapshots
-        self._write(row, model)
-        self._finish_copies()
-        self._numbers[row] = version
-        self._lock(row, fcntl.LOCK_UN)
+        self._write(self.NEWEST_ROWS + taken % self._max_snapshots, model, version)
+        self.finish_publishing()
         self._numbers[self.TAKEN] = taken + 1
 
+    def finish_publishing(self) -> None:
+        """Wait until what was written last is copied; it counts as weights now. The writer calls this."""
+        if self._unfinished is None:
+            return
+        row, version = self._unfinished
+        if self._written:
+            self._written.synchronize()
+        self._numbers[row] = version
+        self._lock(row, fcntl.LOCK_UN)
+        if row < self.NEWEST_ROWS:
+            self._numbers[self.NEWEST], self._numbers[self.NEWEST_VERSION] = row, version
+        self._unfinished = None
+
     @torch.no_grad()
-    def _write(self, row: int, model: nn.Module) -> None:
-        """Begin to write a row, which holds no weights until it has a version."""
+    def _write(self, row: int, model: nn.Module, version: int) -> None:
+        """Begin to write a row, which holds no weights until `finish_publishing`."""
         self._lock(row, fcntl.LOCK_EX)
         self._numbers[row] = self.WRITING
         state = model.state_dict()
-        torch._foreach_copy_([self._tensors[name][row] for name in state], list(state.values()))
+        torch._foreach_copy_([self._rows[name][row] for name in state], list(state.values()))
+        self._unfinished, self._written = (row, version), self._mark()
 
     def _lock(self, row: int, kind: int) -> None:
         fcntl.lockf(self._locks.fileno(), kind, 1, row)
@@ -386,7 +378,7 @@ class SharedWeights:
 
     def read(self, snapshot: int = CURRENT) -> tuple[dict[str, Tensor], int]:
         """Return a copy of the same, {name: tensor} on the CPU, and their version."""
-        state = {name: torch.empty_like(rows[0], device="cpu") for name, rows in self._tensors.items()}
+        state = {name: torch.empty(spec.shape[1:], dtype=spec.dtype) for name, spec in self._rows.specs.items()}
         return state, self._read(state, snapshot)
 
     @torch.no_grad()
@@ -398,21 +390,17 @@ class SharedWeights:
                 self._lock(row, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 try:
                     if (version := int(self._numbers[row])) != self.WRITING:
-                        torch._foreach_copy_(list(state.values()), [self._tensors[name][row] for name in state])
-                        self._finish_copies()
+                        torch._foreach_copy_(list(state.values()), [self._rows[name][row] for name in state])
+                        if event := self._mark():
+                            event.synchronize()
                         return version
                 finally:
                     self._lock(row, fcntl.LOCK_UN)
             snapshot = CURRENT
 
-    def _finish_copies(self) -> None:
-        """Wait for what was queued on a GPU."""
-        if event := self._mark():
-            event.synchronize()
-
     def _mark(self) -> Any:
         """Return an event behind what was queued on a GPU; None on a CPU, where everything is finished."""
-        device = self._arena.bytes.device
+        device = self._rows.memory.device
         return None if device.type == "cpu" else torch.get_device_module(device).current_stream(device).record_event()
 
 
@@ -420,74 +408,56 @@ class SharedWeights:
 
 
 class PolicyBuffers:
-    """What belongs to one policy: its inboxes, its weights, and where in the storage of its kind its slots begin."""
+    """What belongs to one policy: the kind of agents that it plays, its weights, its inboxes."""
 
-    def __init__(self, cfg: Config, algorithm: Any, kind: int, first_slot: int, num_slots: int, model: nn.Module,
-                 device: torch.device, pipes: Any) -> None:
-        self.kind, self.first_slot = kind, first_slot
+    def __init__(self, cfg: Config, algorithm: Any, kind: int, num_slots: int, model: nn.Module,
+                 device: torch.device) -> None:
+        self.kind = kind
         self.weights = SharedWeights(model, device, cfg.self_play_snapshots if cfg.self_play_past_fraction else 0)
         self.shared_training: SharedTraining | None = None  # of several learners in this system
         if len(cfg.learners) > 1:
             self.shared_training = SharedTraining(model, algorithm.make_optimizer, len(cfg.learners), device)
-        self.requests = Inbox(pipes, cfg.num_splits + cfg.policy_workers_per_policy)
-        self.trajectories_done = Inbox(pipes, num_slots)
-        self.commands = [Inbox(pipes, MAX_COMMANDS) for _ in cfg.learners]  # the first one obeys most
-        self.passed_on = [Inbox(pipes, num_slots) for _ in cfg.roles[1:]]  # from role to role
-
-    def seen_by(self, role: str) -> "PolicyBuffers":
-        """Return what a process uses of this policy."""
-        used = {"rollout_worker": ("weights", "requests", "trajectories_done"), "evaluator": ("weights",),
-                "policy_worker": ("weights", "requests"),
-                "learner": ("weights", "shared_training", "trajectories_done", "commands", "passed_on")}[role]
-        seen = copy.copy(self)
-        for name in vars(self).keys() - {"kind", "first_slot", *used}:
-            setattr(seen, name, None)
-        if role == "rollout_worker":
-            seen.weights = self.weights.without_tensors()
-            seen.requests, seen.trajectories_done = self.requests.to_write(), self.trajectories_done.to_write()
-        return seen
+        self.requests = Inbox(cfg.num_splits + cfg.policy_workers_per_policy)
+        self.trajectories_done = Inbox(num_slots)
+        self.commands = [Inbox(MAX_COMMANDS) for _ in cfg.learners]  # the first one obeys most
+        self.passed_on = [Inbox(num_slots) for _ in cfg.roles[1:]]  # from role to role
 
 
 class SharedBuffers:
-    """All that the components share. Made by the supervisor, handed to every process at its start."""
+    """All that the components share. Made by the trainer, handed to every process at its start."""
 
     def __init__(self, cfg: Config, algorithm: Any, info: EnvInfo, kind_of_policy: list[int], models: list[nn.Module],
-                 devices: list[torch.device], context: Any) -> None:
+                 devices: list[torch.device]) -> None:
         """Allocate.
 
         Args:
             algorithm: an `Algorithm`, for its columns and its optimizer.
             kind_of_policy: which kind of agents (`EnvInfo.kinds`) each policy plays.
             models, devices: of each policy.
-            context: a multiprocessing context, or None when everything runs in one process.
         """
         self.info, self.kind_of_policy = info, kind_of_policy
-        self.store_prefix = ""  # where several ranks find each other (`runtime/ranks.py`); the supervisor sets it
-        self.start = 0  # how often the run was started before (`runtime/seeding.py`); the supervisor sets it
+        self.store_prefix = ""  # where several ranks find each other (`runtime/several.py`); the trainer sets it
+        self.start = 0  # how often the run was started before (`runtime/utils.py`); the trainer sets it
         self.slots_per_worker = cfg.num_envs_per_worker * len(info.agents)  # of each policy: all agents may play it
         self.num_slots = cfg.num_workers * self.slots_per_worker  # of each policy
-        state_sizes = {kind: model.state_size for kind, model in zip(kind_of_policy, models, strict=True)}
-        self.specs = [trajectory_specs(cfg.rollout, *kind_spaces, state_sizes[kind], algorithm.columns(kind_spaces[1]))
-                      for kind, kind_spaces in enumerate(info.kinds)]
-        counts = [self.num_slots * kind_of_policy.count(kind) for kind in range(len(info.kinds))]
-        # The slots of all policies of a kind lie in one tensor, so that a rollout worker writes them together; slots
-        # are numbered through all kinds.
-        self.storage = [allocate(specs, count, shared=context is not None)
-                        for specs, count in zip(self.specs, counts, strict=True)]
-        self.first_slot_of_kind = [sum(counts[:kind]) for kind in range(len(counts))]
-
-        pipes = context or multiprocessing
-        self.policies = []
-        for policy, kind in enumerate(kind_of_policy):
-            first = self.first_slot_of_kind[kind] + self.num_slots * kind_of_policy[:policy].count(kind)
-            self.policies.append(
-                PolicyBuffers(cfg, algorithm, kind, first, self.num_slots, models[policy], devices[policy], pipes))
+        self.policies = [PolicyBuffers(cfg, algorithm, kind, self.num_slots, model, device)
+                         for kind, model, device in zip(kind_of_policy, models, devices, strict=True)]
         answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
-        self.worker_inboxes = [Inbox(pipes, answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
-        self.evaluations = Inbox(pipes, MAX_COMMANDS)
+        self.worker_inboxes = [Inbox(answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
+        self.evaluations = Inbox(MAX_COMMANDS)
+
         self.shaping_names = list(flatten_shaping(info.shaping)) if cfg.with_pbt and info.shaping is not None else []
-        self.arena = Arena(small_tables(cfg, len(info.agents), sum(counts), len(self.shaping_names)))
-        vars(self).update(self.arena.views())
+        self.tables = Arena(small_tables(cfg, len(info.agents), len(self.shaping_names)))
+        vars(self).update(self.tables)
+        state_sizes = dict(zip(kind_of_policy, (model.state_size for model in models), strict=True))
+        self.specs = [trajectory_specs(cfg.rollout, *spaces_of_kind, state_sizes[kind],
+                                       algorithm.columns(spaces_of_kind[1]))
+                      for kind, spaces_of_kind in enumerate(info.kinds)]
+        # Slots are numbered through all policies. For each kind there is a tensor of all, {name: [slots, T(+1), ...]}:
+        # a rollout worker writes those of several policies together. Slots of policies of other kinds stay empty.
+        total = cfg.num_policies * self.num_slots
+        self.storage = [Arena({name: Spec((total, *spec.shape), spec.dtype) for name, spec in specs.items()})
+                        for specs in self.specs]
         self.awaited_policy.fill_(IDLE)
         self.agent_snapshot.fill_(CURRENT)
         self.goal.fill_(2**63 - 1)
@@ -495,50 +465,124 @@ class SharedBuffers:
         self.settings[:] = torch.tensor([*tunable(cfg).values()], dtype=torch.float64)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self.arena.tables}
+        return {name: value for name, value in vars(self).items() if name not in self.tables}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state | state["arena"].views())
+        vars(self).update(state | state["tables"])
 
     def spaces_of(self, policy: int) -> tuple[dict[str, spaces.Space], spaces.Space]:
         """Return the observation leaves and the action space of a policy."""
         return self.info.kinds[self.policies[policy].kind]
 
     def trajectories_of(self, policy: int) -> dict[str, Tensor]:
-        """Return the trajectories of a policy, {name: [num_slots, T(+1), ...]}."""
-        own = self.policies[policy]
-        first = own.first_slot - self.first_slot_of_kind[own.kind]
-        return {name: tensor[first : first + self.num_slots] for name, tensor in self.storage[own.kind].items()}
+        """Return all trajectories of the kind of a policy, {name: [slots, T(+1), ...]}."""
+        return self.storage[self.policies[policy].kind]
 
-    def slots_of_worker(self, worker: int) -> list[range]:
-        """Return the slots of each policy that a rollout worker owns."""
-        firsts = [policy.first_slot + worker * self.slots_per_worker for policy in self.policies]
-        return [range(first, first + self.slots_per_worker) for first in firsts]
+    def slots_of(self, policy: int) -> range:
+        """Return the slots of a policy."""
+        return range(policy * self.num_slots, (policy + 1) * self.num_slots)
 
     def worker_of_slot(self, slot: int) -> int:
-        """Tell which rollout worker owns a slot."""
+        """Return the rollout worker that owns a slot."""
         return slot % self.num_slots // self.slots_per_worker
 
     def policy_of_slot(self, slot: int) -> int:
-        """Tell to which policy a slot belongs."""
-        first = slot - slot % self.num_slots
-        return next(number for number, policy in enumerate(self.policies) if policy.first_slot == first)
+        """Return the policy to which a slot belongs."""
+        return slot // self.num_slots
 
-    def worker_of_split(self, split: int) -> int:
-        """Tell which rollout worker steps a split."""
-        return split // (len(self.agent_slot) // len(self.worker_inboxes))
+    def origin(self, cfg: Config, policy: int) -> dict[str, Any]:
+        """Return what every checkpoint says of the policy that it is of, and of what was sampled so far."""
+        return {"algo": str(cfg.algo), "config": cfg.as_dict(),
+                "spaces": self.info.spaces_of(self.policies[policy].kind),
+                "env_steps": int(self.env_steps.sum()), "policy_steps": int(self.policy_steps[:, policy].sum())}
 
-    def seen_by(self, role: str, number: int) -> "SharedBuffers":
-        """Return the same buffers with the inboxes and weights that a process uses: it can be handed few descriptors.
+    def counts(self, policy: int) -> dict[str, int]:
+        """Return how much the published weights of a policy have learned."""
+        return {"sgd_steps": self.policies[policy].weights.version,
+                "env_steps_trained": int(self.decisions_trained[policy])}
 
-        number: of the rollout worker, or of the policy. A rollout worker, which must not open the GPU that holds the
-        weights, still counts the snapshots.
-        """
+    def place_in_population(self, cfg: Config, policy: int) -> dict[str, Any]:
+        """Return the settings and the reward shaping that a population gives a policy, and when they were updated."""
+        if not cfg.with_pbt:
+            return {}
+        return {"settings": dict(zip(tunable(cfg), self.settings[policy].tolist(), strict=True)),
+                "shaping": dict(zip(self.shaping_names, self.shaping[policy].tolist(), strict=True)),
+                "last_update": int(self.last_update[policy])}
+
+    def seen_by(self, role: str, policy: int) -> "SharedBuffers":
+        """Return the same buffers without the weights that a process does not use: it must not open their GPU."""
         seen = copy.copy(self)
-        seen.evaluations = self.evaluations if role == "evaluator" else None
-        seen.policies = [policy.seen_by(role) if index == number or role in ("rollout_worker", "evaluator") else None
-                         for index, policy in enumerate(self.policies)]
-        answers, own = role in ("learner", "policy_worker"), number if role == "rollout_worker" else None
-        seen.worker_inboxes = [inbox.to_write() if answers else inbox if worker == own else None
-                               for worker, inbox in enumerate(self.worker_inboxes)]
+        seen.policies = [copy.copy(own) for own in self.policies]
+        for number, own in enumerate(seen.policies):
+            if role == "rollout_worker" or (role != "evaluator" and number != policy):
+                own.weights, own.shared_training = own.weights.without_tensors(), None
         return seen
+
+
+# ---- what the trainer says ---------------------------------------------------------------------------------------
+
+
+class Commands:
+    """What rollout workers and learners were told, and who has not answered yet."""
+
+    def __init__(self, buffers: SharedBuffers) -> None:
+        self.buffers = buffers
+        self.told: Message = (PAUSE, 0)  # the rollout workers
+        self.num_pauses = 0
+        self.paused: set[int] = set()  # the workers that have confirmed the last pause
+        self.open: list[tuple[int, int, int, int]] = []  # (policy, learner, kind, index), in the order of sending
+
+    def resume(self, goal: int) -> None:
+        """Let all workers sample until there are `goal` env_steps."""
+        self.buffers.goal.fill_(goal)
+        self.told = RESUME, 0
+        self.repeat()
+
+    def pause(self) -> None:
+        """Let all workers pause."""
+        self.num_pauses += 1
+        self.told = PAUSE, self.num_pauses
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Tell all workers, perhaps once more, since they have begun again."""
+        self.paused.clear()
+        for inbox in self.buffers.worker_inboxes:
+            inbox.put(self.told)
+
+    def confirmed(self, worker: int, number: int) -> None:
+        """Note that no action of a worker is under way since a pause."""
+        if self.told == (PAUSE, number):
+            self.paused.add(worker)
+
+    def are_told_to_sample(self) -> bool:
+        """Return whether the workers are to sample: from the beginning of a call of `Trainer.train` to its pause."""
+        return self.told[0] == RESUME
+
+    def are_paused(self) -> bool:
+        """Return whether no action is under way anywhere."""
+        return len(self.paused) == len(self.buffers.worker_inboxes)
+
+    def send(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
+        """Send a command (kind, index) to a learner of a policy."""
+        self.open.append((policy, learner, kind, index))
+        self.buffers.policies[policy].commands[learner].put((kind, index))
+
+    def answered(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
+        """Note an answer; one to a command that was given up is ignored."""
+        if (policy, learner, kind, index) in self.open:
+            self.open.remove((policy, learner, kind, index))
+
+    def not_answered(self, kind: int) -> str:
+        """Name the policies with a learner that has not answered a command of a kind; "" when all have."""
+        return ", ".join(f"policy {policy}" for policy in sorted({each[0] for each in self.open if each[2] == kind}))
+
+    def forget(self, kind: int) -> None:
+        """Wait no more for the answers to commands of a kind."""
+        self.open = [command for command in self.open if kind != command[2]]
+
+    def send_again(self) -> None:
+        """Send the open commands to learners that have begun again."""
+        again, self.open = dict.fromkeys(self.open), []
+        for policy, learner, kind, index in again:
+            self.send(policy, kind, index, learner)

@@ -1,4 +1,4 @@
-"""The system for use from Python: train a while, look at the parameters, change them, train on, predict.
+"""The trainer: makes the processes of a run, and runs THE LOOP (`Trainer.train`) that hears what they report.
 
     from trainer import APPO, load
 
@@ -9,57 +9,91 @@
         action, _ = appo.predict([0.0, 0.1, 0.0, 0.1])
     policy = load("train_dir/first")                # plays without starting a process
 
-`Trainer` adds to `supervisor.Supervisor` what a person calls; each algorithm has a subclass at the end of the file.
-The arguments `encoder`, `encodersubtype` and `policy_kwargs` are those of AsynRL. Read next: `supervisor.py`.
+It lives in the main process and does no work on the hot path. It allocates what is shared, starts one process for each
+rollout worker, policy worker and learner, and then reads their reports. Whatever a training can do without is a service
+(`services/`): records, checkpoints, evaluations, a population, recovery. With `serial_mode` the same components run in
+this process, and the same seed gives the same numbers (on a CPU). Read next: `shared_buffers.py`.
 """
 
-import copy
+import contextlib
 import dataclasses
-import json
+import math
 import os
-import shutil
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
-from config import tunable
-from runtime import checkpoint
-from runtime.by_name import remember
-from runtime.files import replacing
-from runtime.policy import Policy, check_policy, load
-from runtime.user_error import ComponentError, UserError, nearest
-from shared_buffers import CONFIGURE, LOAD
-from supervisor import Supervisor
+from algorithms import algorithm_class
+from config import Config, changes, configure
+from envs.families import probe
+from evaluate import Policy, load
+from learner import Learner
+from pbt import assign_kinds
+from policy_worker import PolicyWorker
+from rollout_worker import RolloutWorker
+from runtime import several
+from runtime.checkpoint import count_start, prepare_run_dir, refusing_files, remove_unfinished
+from runtime.machine import choose_device, choose_niceness
+from runtime.processes import START_SEC, Component, OneProcess, Processes, Service, call_in_child, start_server
+from runtime.utils import (
+    STOP_SIGNAL,
+    ComponentError,
+    UserError,
+    left_alone,
+    own_cores,
+    remember,
+    take_share_of_cores,
+    this_rank,
+)
+from services.evaluation import Evaluation
+from services.parameters import (
+    Asking,
+    as_settings,
+    change,
+    encoder_settings,
+    get_parameters,
+    load_parameters,
+    predict,
+    save,
+    set_parameters,
+)
+from services.population import Population
+from services.records import Records
+from services.recovery import Recovery
+from services.saving import Saving, describe_resume, find_policy, restore
+from shared_buffers import FINISH, LOAD, SAVE, STOP, Commands, SharedBuffers
 
 __all__ = ["A3C", "APEX", "APPO", "IMPALA", "PQL", "Trainer", "load"]
 
-# AsynRL's names of encoders (those of Sample Factory 1), and what they are here
-ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
-    ("conv", "convnet_simple"): {"encoder_conv_architecture": "convnet_simple"},
-    ("conv", "convnet_impala"): {"encoder_conv_architecture": "convnet_a3c"},
-    ("conv", "convnet_atari"): {"encoder_conv_architecture": "convnet_atari"},
-    ("conv", "minigrid_convnet_tiny"): {"encoder_conv_architecture": "convnet_small"},
-    ("resnet", "resnet_impala"): {"encoder_conv_architecture": "resnet_impala"},
-    ("mlp", "mlp_mujoco"): {},  # vectors always have an MLP, --encoder_mlp_layers
-}
-RECORDS_SETTINGS = ("train_for_seconds", "stop_at_return", "report_interval_sec", "save_every_sec",
-                    "save_milestones_sec")
-CPU = torch.device("cpu")
-Parameters = Mapping[str, Tensor]
+STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long before it is killed
 
 
-class Trainer(Supervisor):
-    """A system that trains, with what is comfortable in Python."""
+def default_services(cfg: Config) -> list[Service]:
+    """Return the services of a run; each hears a report after those before it."""
+    wanted = {Records: True, Evaluation: cfg.eval_every_env_steps > 0, Population: cfg.with_pbt, Saving: True,
+              Recovery: not cfg.serial_mode}
+    return [service() for service, is_wanted in wanted.items() if is_wanted]
+
+
+class Trainer:
+    """A system that trains: make it, `train()` as often as you like, `save()`, `close()`.
+
+    Between calls of `train` the workers wait; several ranks train only once. Raises `UserError` for impossible settings
+    and `ComponentError` when a component dies that nobody replaces; both leave no process behind. A subclass may
+    replace components.
+    """
+
+    algo = ""  # of a subclass for one algorithm
+    rollout_worker_class, policy_worker_class, learner_class = RolloutWorker, PolicyWorker, Learner
+
+    # what Python is for, in `services/parameters.py`
+    change, predict, save, load = change, predict, save, load_parameters
+    get_parameters, set_parameters = get_parameters, set_parameters
 
     def __init__(self, env: str | Callable, encoder: str | Callable = "", encodersubtype: str = "",
                  num_envs_per_worker: int | None = None, num_workers: int | None = None, device: Any = None,
                  policy_kwargs: Mapping[str, Any] | None = None, *, env_kwargs: Mapping[str, Any] | None = None,
-                 **settings: Any) -> None:
+                 services: Sequence[Service] | None = None, **settings: Any) -> None:
         """Make the system; it starts its processes and waits.
 
         Args:
@@ -69,31 +103,90 @@ class Trainer(Supervisor):
             device: auto (None), cpu, cuda, cuda:1, ..., or a torch.device; gpu is cuda.
             policy_kwargs: more settings, as in AsynRL.
             env_kwargs: arguments for the maker of the environment; what JSON can hold.
+            services: None: `default_services`.
             settings: of `Config` and the algorithm (`train.py --help`); None: the default. `core`, `model`,
                 `policy_mapping` and `algo` may be functions or classes.
 
         Raises `UserError` for impossible settings.
         """
-        given = {"num_envs_per_worker": num_envs_per_worker, "num_workers": num_workers, "device": device,
-                 "env_kwargs": env_kwargs, **settings}
-        for more in (encoder_settings(encoder or "", encodersubtype or ""), policy_kwargs or {}):
-            if twice := {name for name in more if given.get(name) is not None}:
-                raise UserError(f"{min(twice)} is given twice; give it once")
-            given |= more
-        given = {name: plain(value) for name, value in given.items() if value is not None}
-        if "device" in given:
-            given["device"] = "cuda" if str(given["device"]) == "gpu" else str(given["device"])
-        if not isinstance(given.get("env_kwargs", ""), str):
-            given["env_kwargs"] = json.dumps(given["env_kwargs"])
-        self._policies: dict[int, Policy] = {}  # for predict()
-        self._in_callback = False
-        super().__init__(env, **given)
+        self.since, self.process = time.time(), os.getpid()  # a process that is forked by hand has no part in all this
+        self.is_ready = self.ended = self.closed = self.has_failed = self.is_good_enough = False
+        self.trouble = ""  # what the progress line warns of
+        self.row: dict[str, Any] = {}  # the last one of metrics.jsonl
+        self.num_episodes = self.trained_until = 0  # trained_until: ns of `time.perf_counter_ns`
+        self.trained_sec = 0.0  # in earlier calls of train(), and in earlier processes of the run
+        self.begun: float | None = None  # when the running call began to sample
+        self.asks: Asking | None = None  # who may stop the running call
+        self.policies: dict[int, Policy] = {}  # for predict()
+        given = {"env": env, "num_envs_per_worker": num_envs_per_worker, "num_workers": num_workers, "device": device,
+                 "env_kwargs": env_kwargs, **({"algo": self.algo} if self.algo else {}), **settings}
+        given = as_settings(given, encoder_settings(encoder or "", encodersubtype or ""), policy_kwargs or {})
+        take_share_of_cores()
+        run_cfg = configure(given)
+        context = None if run_cfg.serial_mode else start_server()  # first, since it takes seconds
+        store_prefix = several.join_torchrun()
+        several.check_settings(vars(run_cfg), store_prefix)
+        self.cfg = dataclasses.replace(run_cfg, **several.own_settings())
+        self.services: list[Service] = []  # those that have begun
+        self.crew = Processes() if context else OneProcess()
+        self._allocate(run_cfg, store_prefix)
+        self._meet("allocated")
+        with contextlib.ExitStack() as undo:  # after everything that may be refused: it may move or delete an old run
+            changed = ", ".join(changes(self.cfg).values())
+            with refusing_files(self.cfg.train_dir):
+                self.lock = prepare_run_dir(self.cfg.run_dir, vars(self.cfg))
+            self.news = f"changed: {changed}\n" if changed else ""
+            undo.callback(self.lock.close)
+            undo.callback(self._kill)
+            self._start(run_cfg, default_services(self.cfg) if services is None else services)
+            undo.pop_all()
+        self.is_ready = True
+        self.steps_promised = self.env_steps  # those of all calls of train()
+        self.tell("ready_to_train")
         remember(self.cfg.run_dir, vars(self.cfg))
 
-    # ---- training ------------------------------------------------------------------------------------------------
+    def _allocate(self, run_cfg: Config, store_prefix: str) -> None:
+        """Look at the environment, make the models, and allocate all that is shared."""
+        cfg = self.cfg
+        with left_alone():
+            self.devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
+            info = probe(cfg) if cfg.serial_mode else call_in_child(
+                f"probe of {cfg.env}", probe, (cfg,), cfg.seed, cfg.stall_timeout_sec + START_SEC)
+            if cfg.self_play_past_fraction and len(info.agents) < 2:
+                raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} "
+                                "has one agent")
+            kinds = assign_kinds(cfg, info)
+            # what the policies begin with: in a resumed run its checkpoints
+            self.found = [find_policy(run_cfg, policy, info, kind) for policy, kind in enumerate(kinds)]
+            self.models = [found.model for found in self.found]
+            algorithm = algorithm_class(cfg.algo)(cfg)
+        self.buffers = SharedBuffers(cfg, algorithm, info, kinds, self.models, self.devices)
+        self.buffers.store_prefix = store_prefix
+        self.commands = Commands(self.buffers)
 
-    def train(self, train_for_env_steps: int | None = None,
-              callback: Callable[[dict[str, Any]], Any] | None = None,
+    def _start(self, run_cfg: Config, services: Sequence[Service]) -> None:
+        """Start the processes and the services; wait until all are ready."""
+        with refusing_files(self.cfg.train_dir):
+            start = several.from_rank_0(f"{self.buffers.store_prefix}/start", count_start(self.cfg.run_dir))
+        self.buffers.start = int(start) + several.MAX_STARTS * this_rank().rank  # no two play the same episodes
+        restore(run_cfg, self.buffers, self.found)
+        self.news += describe_resume(self)
+        with refusing_files(self.cfg.train_dir):
+            for service in services:
+                self.services.append(service)
+                service.start(self)
+        self.components = [*list_components(self),
+                           *(component for service in services for component in service.components())]
+        self.unready = {index: component.name for index, component in enumerate(self.components)}
+        self.crew.start(self.components, self.receive, self.cfg.seed, self.buffers.start, trace=self.cfg.trace_sec > 0)
+        self.tell("starting")
+        self.wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start "
+                        "(--stall_timeout_sec)", START_SEC)
+        self._meet("ready")
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+
+    def train(self, train_for_env_steps: int | None = None, callback: Callable[[dict[str, Any]], Any] | None = None,
               should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Train for so many more env_steps, or until `train_for_env_steps`, `train_for_seconds` or `stop_at_return`.
 
@@ -110,248 +203,260 @@ class Trainer(Supervisor):
         the last row of metrics.jsonl, with the totals of the run as total_env_steps and total_sgd_steps. Ctrl-C saves
         and raises `KeyboardInterrupt`; afterwards the system can be used as before.
         """
-        self._check_alive()
-        if self.records.begun is not None:
+        goal, before = self._goal(train_for_env_steps), self.totals()
+        with STOP_SIGNAL.watching(deferring=True) as is_outermost, Asking(self, callback, should_stop) as asks:
+            if self._begin(goal):
+                try:
+                    while not (self.is_over() or asks()):
+                        self.turn()
+                    self._pause()
+                except BaseException as error:
+                    self.log(str(error) or type(error).__name__, to_console=False)  # whoever handles it says it
+                    self.give_up(save=not isinstance(error, KeyboardInterrupt | UserError))  # not what has diverged
+                    raise
+            self.steps_promised = goal if self.env_steps >= goal else self.env_steps
+            if STOP_SIGNAL() and is_outermost:
+                self.tell("save")
+        done = {name: total - before[name] for name, total in self.totals().items()}
+        return {**self.row, **done, "total_env_steps": self.env_steps, "total_sgd_steps": sum(self.versions),
+                "fps": done["env_steps"] * self.cfg.env_frameskip / max(done["train_sec"], 1e-9)}
+
+    def turn(self) -> None:
+        """Hear what the components report; let each service do what is due."""
+        self.crew.advance(self.receive)
+        for service in self.services:
+            service.tick()
+
+    def receive(self, report: tuple) -> None:
+        """Act on one report: its kind, then its content. Raises `ComponentError` for a death that no service mends."""
+        match report:
+            case ("died", index, *_) if self.buffers.stopping and self.components[index].role != "learner":
+                return  # no loss
+            case ("ready", index):
+                if self.unready.pop(index, None) and not self.unready:
+                    self.commands.repeat()
+            case ("replaced", indices) if len(indices) == len(self.components):
+                self.unready = {index: component.name for index, component in enumerate(self.components)}
+                self.commands.send_again()
+            case ("episodes", episodes):
+                self.num_episodes += len(episodes)
+            case ("paused", worker, number):
+                self.commands.confirmed(worker, number)
+            case ("finished", policy, learner, number):
+                self.commands.answered(policy, FINISH, number, learner)
+            case ("saved" | "unsaved", policy, kind, *_):
+                self.commands.answered(policy, SAVE, kind)
+            case ("loaded", policy, donor):
+                self.commands.answered(policy, LOAD, donor)
+        are_mended = [service.on(report) for service in self.services]
+        if report[0] == "died" and True not in are_mended:
+            _, _, why, traceback = report
+            raise ComponentError(traceback or why)
+
+    def tell(self, *report: Any) -> None:
+        """Report something of the trainer itself."""
+        self.receive(report)
+
+    def log(self, text: str, *, to_console: bool = True) -> None:
+        """Write lines into the records, if there are any."""
+        self.tell("log", text, to_console)
+
+    def is_over(self) -> bool:
+        """Return whether the run has trained as long as it should, or is good enough."""
+        return (self.env_steps >= self.goal or self.wall_sec >= self.cfg.train_for_seconds or self.is_good_enough
+                or bool(self.buffers.training_over))
+
+    @property
+    def env_steps(self) -> int:
+        """Count the env_steps sampled so far, resumes included."""
+        return int(self.buffers.env_steps.sum())
+
+    @property
+    def versions(self) -> list[int]:
+        """Return the SGD steps of each policy."""
+        return [policy.weights.version for policy in self.buffers.policies]
+
+    @property
+    def wall_sec(self) -> float:
+        """Count the seconds spent in train(), earlier processes of the run included."""
+        return self.trained_sec + (time.monotonic() - self.begun if self.begun is not None else 0.0)
+
+    def totals(self) -> dict[str, float]:
+        """Return what the run has done so far."""
+        return {"env_steps": self.env_steps, "sgd_steps": sum(self.versions), "num_episodes": self.num_episodes,
+                "train_sec": self.wall_sec}
+
+    def of(self, policy: int) -> str:
+        """Name a policy in a line, where there are several."""
+        return f" of policy {policy}" if len(self.models) > 1 else ""
+
+    def find(self, kind: type[Service]) -> Any:
+        """Return the service of a class, or None."""
+        return next((service for service in self.services if isinstance(service, kind)), None)
+
+    # ---- a call of train() ---------------------------------------------------------------------------------------
+
+    def _goal(self, train_for_env_steps: int | None) -> int:
+        """Return after how many env_steps of the run a call of train() is to end."""
+        self.check_alive()
+        if self.asks:
             raise UserError("train() is running already; a callback stops it by returning False")
-        if train_for_env_steps is not None and train_for_env_steps <= 0:
+        if self.buffers.training_over:
+            raise UserError("several ranks train together only once; make a new system, it resumes the run")
+        if train_for_env_steps is None:
+            return self.cfg.train_for_env_steps
+        if train_for_env_steps <= 0:
             raise UserError(f"train_for_env_steps={train_for_env_steps} must be above 0")
-        before = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
-        begun, told, stops, failure = time.monotonic(), self.records.row, False, []
+        return self.steps_promised + train_for_env_steps
 
-        def ask() -> bool:
-            """Tell the callback of a new row; return whether it or should_stop() asks for a stop, or has failed."""
-            nonlocal told, stops
-            row, is_new = self.records.row, self.records.row is not told
-            told, self._in_callback = row, True
-            try:
-                stops = stops or bool(should_stop())
-                if callback and is_new and "env_steps" in row:
-                    stops = callback(dict(row)) is False or stops
-            except BaseException as error:  # noqa: BLE001  raised again when the training has paused
-                failure.append(error)
-                stops = True
-            self._in_callback = False
-            return stops
+    def _begin(self, goal: int) -> bool:
+        """Let all workers sample until there are `goal` env_steps; return whether there is anything to do."""
+        self.goal = goal
+        self.tell("beginning")  # the records may know that it is good enough
+        if self.is_over():
+            if goal == self.cfg.train_for_env_steps or self.env_steps < goal:  # else the call before has taken them
+                self.tell("nothing_to_do")
+            return False
+        self.begun = time.monotonic()
+        self.tell("begun")
+        self.commands.resume(goal)
+        return True
 
-        super().train(train_for_env_steps, ask)
-        ask()
-        if failure:
-            raise failure[0]
-        seconds = time.monotonic() - begun
-        totals = np.array([self.env_steps, sum(self.versions), self.records.num_episodes])
-        done = dict(zip(("env_steps", "sgd_steps", "num_episodes"), (totals - before).tolist(), strict=True))
-        return {**self.records.row, **done, "total_env_steps": int(totals[0]), "total_sgd_steps": int(totals[1]),
-                "train_sec": seconds, "fps": done["env_steps"] * self.cfg.env_frameskip / seconds}
+    def _pause(self) -> None:
+        """Wait until the workers have paused and the learners have trained on all that was handed in to them."""
+        several_ranks = this_rank().world_size > 1
+        if several_ranks:  # the learners tell the other ranks, and all end after the same step
+            self.buffers.training_over.fill_(True)
+        self.trained_until = time.perf_counter_ns()
+        self.commands.pause()
+        if not several_ranks:
+            self.wait_until(lambda: STOP_SIGNAL() or self.commands.are_paused(),
+                            lambda: "not all rollout workers have paused")
+            num_learners = len(self.cfg.learners)  # the first one once more at the end: it publishes for all
+            for learner in [*range(num_learners), 0] if num_learners > 1 else [0]:
+                for policy in range(self.cfg.num_policies):
+                    self.commands.send(policy, FINISH, self.commands.num_pauses, learner)
+                self.wait_for_answers(FINISH, "finish", unless=STOP_SIGNAL)
+                self.commands.forget(FINISH)  # where a signal has interrupted
+        self.trained_sec, self.begun = self.wall_sec, None
+        self.tell("ended")
 
-    def change(self, **settings: Any) -> None:
-        """Change settings of a system that was made, between calls of `train` or in its callback.
+    def wait_for_answers(self, kind: int, what: str, unless: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the learners have answered all commands of a kind."""
+        self.wait_until(lambda: unless() or not self.commands.not_answered(kind),
+                        lambda: f"the learner of {self.commands.not_answered(kind)} did not {what}")
 
-        What the loss weighs and how fast it learns can change (the numbers that population-based training tunes), and
-        when to report, save and stop. With lr_schedule='kl_adaptive' a learning rate only moves the schedule's for a
-        while. Raises `UserError` for all others, naming them.
-        """
-        self._check_alive()
-        changeable = {*RECORDS_SETTINGS, *(() if self.cfg.with_pbt else tunable(self.cfg))}
-        for name in settings.keys() - changeable:
-            if not hasattr(self.cfg, name):
-                raise UserError(f"unknown setting {name}{nearest(name, changeable)}")
-            raise UserError(f"{name} cannot change in a system that was made; make a new one with it. These can: "
-                            + ", ".join(sorted(changeable)))
-        settings = {name: plain(value) for name, value in settings.items()}
-        self.cfg = self.records.cfg = dataclasses.replace(self.cfg, **settings)
-        if "learning_rate" in settings and self.cfg.lr_schedule == "kl_adaptive":
-            self.records.log("lr_schedule='kl_adaptive' goes on from this learning_rate, and soon leaves it; one that "
-                             "stays needs lr_schedule='constant' from the start")
-        if settings.keys() - set(RECORDS_SETTINGS):
-            self.buffers.settings[:] = torch.tensor([*tunable(self.cfg).values()], dtype=torch.float64)
-            for policy in self.buffers.policies:
-                for commands in policy.commands:
-                    commands.put((CONFIGURE, 0))
-        self.records.save_config()
+    def wait_until(self, condition: Callable[[], bool], complaint: Callable[[], str],
+                   more_seconds: float = 0.0) -> None:
+        """Go on with the loop until a condition holds. Raises `ComponentError` when nobody goes on for too long."""
+        waits = this_rank().world_size > 1  # for another rank, until that has sampled its dataset
+        seconds = min(self.cfg.stall_timeout_sec, math.inf if waits or not self.buffers.stopping else 30) + more_seconds
+        deadline, before = time.monotonic() + seconds, None
+        while not condition():
+            done = [*self.buffers.sgd_steps_begun.tolist(), *self.buffers.generation.tolist(), *self.commands.paused]
+            if done != before:  # somebody has gone on
+                deadline, before = time.monotonic() + seconds, done
+            if time.monotonic() > deadline:
+                raise ComponentError(f"{complaint()} within {seconds:.0f} s")
+            self.turn()
 
-    # ---- parameters ----------------------------------------------------------------------------------------------
+    def _meet(self, place: str) -> None:
+        """Wait until all ranks have come so far."""
+        self.wait_until(several.arrive(f"{self.buffers.store_prefix}/{place}"), lambda: f"not all ranks were {place}")
 
-    def get_parameters(self) -> dict[int, dict[str, Tensor]]:
-        """Return the newest parameters of each policy, {policy: {name: tensor}}: copies on the CPU.
+    # ---- between calls -------------------------------------------------------------------------------------------
 
-        The running statistics of observations and returns are among them, in float64.
-        """
-        return {policy: buffers.weights.read()[0]
-                for policy, buffers in enumerate(self.buffers.policies)}
+    def check_alive(self) -> None:
+        """Raise `ComponentError` when the system has ended."""
+        if self.ended or self.process != os.getpid():
+            raise ComponentError("this system has ended; make a new one, it resumes the run")
 
-    def set_parameters(self, parameters: str | os.PathLike | Parameters | Mapping[int, Parameters], *,
-                       reset_optimizer: bool = False) -> None:
-        """Replace parameters, between two calls of `train`; the next action is computed with them.
+    def check_paused(self, what: str) -> None:
+        """Raise `UserError` in a callback, for what is done between two calls of `train`."""
+        if self.asks is not None:
+            raise UserError(f"{what}() is for between two calls of train(); a callback stops one by returning False")
 
-        What was sampled with others and not yet trained on is left out (but a replay keeps it), recurrent policies
-        begin with an empty memory, and the mean return with the next episode. Counters stay.
-
-        Args:
-            parameters: {policy: state dict}, also of some policies only; a state dict, for a system of one policy; or
-                the path of a run, whose newest checkpoints are taken, or, for one policy, of a checkpoint.
-            reset_optimizer: forget the moments of the optimizer.
-
-        Raises `UserError`, and changes nothing, for what does not fit.
-        """
-        if isinstance(parameters, str | os.PathLike):
-            states = {policy: {name: state[name] for name in ("algo", "model") if name in state}
-                      for policy, state in self._read(Path(parameters)).items()}
-        else:
-            if not isinstance(parameters, Mapping):
-                raise UserError(f"parameters are a {type(parameters).__name__}; give a state dict, or "
-                                "{policy: state dict}")
-            by_policy = parameters if all(isinstance(key, int) for key in parameters) else self._for_all(parameters)
-            states = {policy: {"model": state} for policy, state in by_policy.items()}
-        self._replace_parameters(states, reset_optimizer=reset_optimizer)
-
-    def save(self, path: str | os.PathLike | None = None, policy: int = 0) -> None:
-        """Write a checkpoint of each policy into the run's folder, or one of `policy` to a file.
-
-        Raises `ComponentError` when it cannot be written.
-        """
-        self._check_alive()
-        check_policy(policy, self.cfg)
-        self._save()
-        self.records.check_saved()
-        if path is not None:
-            newest = checkpoint.find_checkpoint(self.cfg.run_dir, "latest", policy)
-            try:
-                with newest.open("rb") as source, replacing(Path(path)) as target:
-                    shutil.copyfileobj(source, target)
-            except (OSError, ValueError) as error:
-                raise UserError(f"save({str(path)!r}) cannot be written: {error}") from error
-
-    def load(self, path: str | os.PathLike, policy: int | None = None) -> None:
-        """Take over parameters and optimizer from a checkpoint of one policy, or from the newest ones of a run.
-
-        The best one of an evaluator holds no optimizer; then that stays as it is.
-        """
-        states = {number: {name: state[name] for name in ("algo", "model", "optimizer") if name in state}
-                  for number, state in self._read(Path(path), policy).items()}
-        self._replace_parameters(states, reset_optimizer=False)
-
-    def _for_all(self, of_one: Any) -> dict[int, Any]:
-        """Name the policy that something is meant for."""
-        if self.cfg.num_policies > 1:
-            raise UserError(f"there are {self.cfg.num_policies} policies; name one: {{policy: state dict}}, or policy=")
-        return {0: of_one}
-
-    def _read(self, path: Path, policy: int | None = None) -> dict[int, dict[str, Any]]:
-        """Read the checkpoint of a file, or those of a run. Raises `UserError` where they are of other spaces."""
-        if not path.is_dir():
-            try:
-                state = checkpoint.load_checkpoint(path)
-            except checkpoint.DamagedCheckpoint as error:
-                raise UserError(f"{error}; what torch.save has made of a state dict is none: give torch.load(path)"
-                                ) from None
-            states = self._for_all(state) if policy is None else {policy: state}
-        else:
-            states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(self.cfg.num_policies)}
-        if None in states.values():
-            raise UserError(f"{path} holds no checkpoint of each of the {self.cfg.num_policies} policies")
-        for number, state in states.items():
-            kind = self.buffers.policies[check_policy(number, self.cfg)].kind
-            leaves, _ = self.buffers.info.as_trained(kind, state, path)
-            if list(leaves) != list(self.buffers.info.kinds[kind][0]):
-                raise UserError(f"{path} takes the observations in another order: {', '.join(leaves)}")
-        return states
-
-    def _replace_parameters(self, states: Mapping[int, dict[str, Any]], *, reset_optimizer: bool) -> None:
-        self._check_alive()
-        self._refuse("set_parameters", self.records.begun is not None)
-        if not states:
-            raise UserError("there are no parameters; give {policy: state dict}")
-        for policy, state in states.items():
-            check_policy(policy, self.cfg)
-            if state.get("algo", self.cfg.algo) != self.cfg.algo:
-                raise UserError(f"the checkpoint is of --algo={state['algo']}, not of {self.cfg.algo}; choose another")
-            state["model"] = fit(state["model"], self.models[policy], policy)
-        paths = [checkpoint.policy_dir(self.cfg.run_dir, policy) / checkpoint.GIVEN for policy in states]
-        try:
-            for state, path in zip(states.values(), paths, strict=True):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.save_checkpoint({"algo": self.cfg.algo, "sgd_steps": 0, "env_steps": 0, **state}, path)
-            self.refused = ""
-            for policy in states:
-                self.commands.send(policy, LOAD, int(reset_optimizer))
-            self._wait_for_answers(LOAD, "take the parameters over")
-        except OSError as error:
-            raise UserError(f"parameters are handed over in {error.filename}, which cannot be written: {error.strerror}"
-                            ) from error
-        finally:
-            for path in paths:
-                path.unlink(missing_ok=True)
-        if self.refused:
-            raise UserError(self.refused)
+    # ---- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Save, stop every component, and write the final records. Raises `ComponentError` when it cannot save."""
-        self._refuse("close", self._in_callback)
-        super().close()
+        self.check_paused("close")
+        if self.closed or self.process != os.getpid():
+            return
+        self.closed = True
+        with STOP_SIGNAL.watching(deferring=True), contextlib.ExitStack() as at_last:
+            at_last.callback(self.lock.close)
+            for service in self.services:
+                at_last.callback(service.close)
+            at_last.callback(self._kill)
+            if not self.ended:
+                if this_rank().world_size > 1 or len(self.cfg.learners) > 1:
+                    self.buffers.training_over.fill_(True)  # no learner begins another dataset: all ranks save the same
+                self.buffers.stopping.fill_(True)
+                self.tell("save")
+                for component in self.components:
+                    component.inbox.put((STOP, 0))
+                if late := self.crew.leave(self.receive, STOP_GRACE_SEC):
+                    self.log(f"did not stop within {STOP_GRACE_SEC:.0f} s, killed: {', '.join(late)}")
+
+    def give_up(self, *, save: bool) -> None:
+        """End everything, whatever its state; save the weights that were published last."""
+        self.has_failed, self.is_ready = True, False
+        self._kill()
+        if save and this_rank().world_size == 1:  # ranks save together or not at all
+            self.tell("save_published")
+
+    def _kill(self) -> None:
+        """End every process that is still there, whatever its state."""
+        self.ended = True
+        self.crew.kill()
+        remove_unfinished(self.cfg.run_dir)
 
     def __enter__(self) -> "Trainer":
-        self._check_alive()
+        self.check_alive()
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
         if kind is not None and issubclass(kind, ComponentError) and not self.ended and self.process == os.getpid():
-            self._give_up(save=True)
+            self.give_up(save=True)
         try:
             self.close()
         except ComponentError:
             if kind is None:  # else the first error counts
                 raise
 
-    @staticmethod
-    def _refuse(what: str, is_within: bool) -> None:
-        if is_within:
-            raise UserError(f"{what}() is for between two calls of train(); a callback stops one by returning False")
 
-    # ---- acting --------------------------------------------------------------------------------------------------
-
-    def predict(self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False,
-                policy: int = 0, action_mask: Any = None) -> tuple[Any, Tensor]:
-        """Choose the action of a policy with its newest parameters; as `Policy.predict`, which says more."""
-        if self.process != os.getpid():
-            raise UserError("predict() works in the process that made the system; load() a checkpoint in another one")
-        if policy not in self._policies:
-            check_policy(policy, self.cfg)
-            kind = self.buffers.policies[policy].kind
-            self._policies[policy] = Policy.of_info(self.cfg, self.buffers.info, kind, self.models[policy], CPU)
-        self._policies[policy].refresh(self.buffers.policies[policy].weights)
-        return self._policies[policy].predict(obs, state, episode_start, deterministic, action_mask)
+# ---- what it is made of ------------------------------------------------------------------------------------------
 
 
-def plain(value: Any) -> Any:
-    """Return a number of NumPy or PyTorch as Python's own, and anything else as it is."""
-    is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0)
-    return value.item() if is_number else value
+def list_components(trainer: Trainer) -> list[Component]:
+    """List the components of the pipeline, in the order of their turns in serial mode."""
+    cfg, buffers, found = trainer.cfg, trainer.buffers, trainer.found
+    # Sample Factory binds by default. Here it costs 1 to 4 % while learning, and gains 3 to 5 % when only sampling
+    cores = own_cores() if cfg.set_workers_cpu_affinity else [None]
+    rollout_niceness, policy_niceness = choose_niceness(cfg.num_epochs, trainer.devices[0])
+    heartbeats = iter(buffers.heartbeats)
+
+    def component(name: str, role: str, number: int, make: Callable, inbox: Any, *args: Any, **more: Any) -> Component:
+        return Component(name, make, (cfg, buffers.seen_by(role, number), *args), role, number, inbox,
+                         next(heartbeats), **more)
+
+    workers = [component(f"rollout_worker_{worker}", "rollout_worker", worker, trainer.rollout_worker_class,
+                         buffers.worker_inboxes[worker], worker, niceness=rollout_niceness,
+                         core=cores[worker % len(cores)]) for worker in range(cfg.num_workers)]
+    suffix = [f"_{policy}" if cfg.num_policies > 1 else "" for policy in range(cfg.num_policies)]
+    learners = [component(f"learner{suffix[policy]}_{role}".rstrip("_"), "learner", policy, trainer.learner_class,
+                          buffers.policies[policy].commands[learner], policy, learner, device, found[policy].path)
+                for policy, device in enumerate(trainer.devices) for learner, role in enumerate(cfg.learners)]
+    policy_workers = [component(f"policy_worker{suffix[policy]}_{worker}", "policy_worker", policy,
+                                trainer.policy_worker_class, buffers.policies[policy].requests, policy, device,
+                                reports=False, niceness=policy_niceness)
+                      for policy, device in enumerate(trainer.devices)
+                      for worker in range(1 if cfg.serial_mode else cfg.policy_workers_per_policy)]
+    return [*workers, *learners, *policy_workers]
 
 
-def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:
-    """Return the settings that the arguments `encoder` and `encodersubtype` mean. Raises `UserError`."""
-    if not isinstance(encoder, str) or ":" in encoder or not (encoder or subtype):
-        if subtype:
-            raise UserError(f"encodersubtype={subtype} belongs to encoder='conv', 'resnet' or 'mlp'; leave it out")
-        return {"encoder": encoder} if encoder else {}
-    for (kind, name), settings in ENCODERS.items():
-        if encoder in (kind, "") and subtype in (name, ""):
-            return dict(settings)
-    known = ", ".join("/".join(pair) for pair in ENCODERS)
-    raise UserError(f"encoder={encoder!r} with encodersubtype={subtype!r} is unknown; use one of {known}, or a class")
-
-
-def fit(given: Parameters, model: nn.Module, policy: int) -> dict[str, Tensor]:
-    """Return parameters as those of a model. Raises `UserError` where they differ from its own in names or shapes."""
-    model = copy.deepcopy(model)
-    try:
-        model.load_state_dict(given)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(f"the parameters of policy {policy} do not fit: {error}") from error
-    return model.state_dict()
-
-
-# ---- the system with each algorithm --------------------------------------------------------------------------------
+# ---- the system with each algorithm ------------------------------------------------------------------------------
 
 
 class APPO(Trainer):

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from runtime.by_name import find_function
-from runtime.user_error import UserError, nearest
+from runtime.utils import UserError, find_function, nearest
 
 NAMES = ("a3c", "apex", "appo", "impala", "pql")
 
@@ -26,6 +25,4 @@ def algorithm_class(name: str) -> Any:
         case other:
             raise UserError(f"--algo={name} is unknown{nearest(other, NAMES)}; choose from {', '.join(NAMES)}, or "
                             "module:class")
-    if not hasattr(found, "Settings"):
-        raise UserError(f"--algo={name} is no subclass of algorithm.Algorithm")
     return found

@@ -5,9 +5,9 @@
     loss    = -mean(log pi(a_t|x_t) * A_t) + value_loss_coeff * mean((R_t - V(x_t))^2)
               - exploration_loss_coeff * mean(H(pi(.|x_t)))
 
-The loss is that of `impala.py`. Each learner copies the shared weights, computes a gradient from trajectories of its
-own, and applies its step to the shared weights (`--num_learners`, `reducer.Hogwild`). The mean squares of RMSProp are
-shared too.
+The loss is that of `impala.py`. Each learner (`--num_learners`) copies the shared weights, computes a gradient from
+trajectories of its own, and applies its step to the shared weights (`runtime/several.py`). The mean squares of RMSProp
+are shared too.
 
 Source: arXiv 1602.01783, algorithm S3. Departures: those of `impala.py`; and in the paper each thread acts and learns
 in turn, while here the sampler acts all the time. So the data is some SGD steps old, and nothing corrects that: keep
@@ -19,22 +19,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from algorithm import Data
+from algorithms.impala import PROFILES as IMPALA
 from algorithms.impala import PolicyGradient, PolicyGradientSettings
 from config import settings
 from vtrace import gae
 
 # measured for Atari and classic control without a memory (docs/tried.md), for the others not
-COMMON: dict[str, Any] = {"num_learners": 2}
-PROFILES: dict[str, dict[str, Any]] = {
-    "atari": COMMON | {"rollout": 16, "normalize_returns": False},
-    "classic_control": COMMON | {"rollout": 16, "batch_size": 128, "learning_rate": 1e-3},
-    "box2d": COMMON | {"gamma": 0.995},
-    "mujoco": COMMON | {"batch_size": 512, "exploration_loss_coeff": 0.0},
-    "minigrid": COMMON | {"max_grad_norm": 0.5},
-    "vizdoom": COMMON | {"batch_size": 512},
-    "pettingzoo": COMMON | {"batch_size": 512},
-    "other": COMMON | {"rollout": 64, "batch_size": 512},
+SMALLER_DATASETS: dict[str, dict[str, Any]] = {
+    "classic_control": {"rollout": 16, "batch_size": 128, "learning_rate": 1e-3},
+    "mujoco": {"batch_size": 512, "exploration_loss_coeff": 0.0},
+    "vizdoom": {"batch_size": 512},
+    "pettingzoo": {"batch_size": 512},
+    "other": {"rollout": 64, "batch_size": 512},
 }
+PROFILES = {family: profile | {"num_learners": 2} for family, profile in (IMPALA | SMALLER_DATASETS).items()}
 
 
 @settings(rollout=32, batch_size=256, learning_rate=7e-4)

@@ -11,13 +11,9 @@ The targets of a dataset are computed at once, before its few SGD steps.
 
 Source: arXiv 1803.00933. Departures: Adam instead of RMSProp; a fixed ratio of transitions trained on to transitions
 sampled, where in the paper actors and learner run as fast as they can.
-
-The bias of the n-step return, which takes the exploring actions for the best ones, is estimated as
-
-    bias_t  = sum over 0 < k < m of gamma^k (Q(x_{t+k}, a_{t+k}) - max_a Q(x_{t+k}, a))  <=  0
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +25,7 @@ from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, follo
 from config import POSITIVE, Config, option, settings
 from distributions import FORBIDDEN
 from model import ActorCritic
-from runtime.user_error import UserError
+from runtime.utils import UserError
 from shared_buffers import Spec
 
 # epsilon of the first agent; the last agent's is that to the power of 1 + EPSILON_POWER
@@ -73,11 +69,9 @@ class ApeX(ReplayAlgorithm):
     Settings = Settings
     profiles = PROFILES
 
-    def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
+    def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
         if not isinstance(action_space, spaces.Discrete):
-            other = "pql or appo" if isinstance(action_space, spaces.Box) else "appo"
-            name = " ".join(str(action_space).split())
-            raise UserError(f"--algo=apex needs one discrete action, not {name}; use --algo={other}")
+            raise UserError(f"--algo=apex needs one discrete action, not {action_space}; use --algo=appo")
         return QNetwork(self.cfg, obs_space, action_space)
 
     # ---- acting --------------------------------------------------------------------------------------------------
@@ -99,22 +93,14 @@ class ApeX(ReplayAlgorithm):
 
     # ---- learning ------------------------------------------------------------------------------------------------
 
-    def row_specs(self, specs: Mapping[str, Spec]) -> dict[str, Spec]:
-        return super().row_specs(specs) | {"n_step_bias": Spec((), torch.float32)}
-
-    def describe(self, trajectory: Data) -> Data:
-        """Compute first priorities where the best Q-value of x' is known: not after the last row (nan there)."""
-        gaps = trajectory["q_taken"] - trajectory["q_best"]
-        best = trajectory["q_best"]
-        steps, length = trajectory["steps"], len(best)
-        position = torch.arange(length) + steps
-        follows = torch.where(position < length, best[position.clamp(max=length - 1)], torch.nan)
-        follows = torch.where(trajectory["discounts"] > 0, trajectory["discounts"] * follows, 0.0)
-        bias = torch.zeros_like(best)
-        for k in range(1, min(self.cfg.n_step, length)):
-            bias[: length - k] += torch.where(steps[: length - k] > k, self.cfg.gamma**k * gaps[k:], 0.0)
-        return {"priorities": (trajectory["rewards"] + follows - trajectory["q_taken"]).abs() + 1e-6,
-                "n_step_bias": bias}
+    def first_priorities(self, trajectory: Data) -> Tensor:
+        """Compute |y - Q(x, a)| where the best Q-value of x' is known: not after the last row (nan there)."""
+        best, discounts = trajectory["q_best"], trajectory["discounts"]
+        last = len(best) - 1
+        later = torch.arange(len(best)) + trajectory["steps"]
+        follows = torch.where(later <= last, best[later.clamp(max=last)], torch.nan)
+        targets = trajectory["rewards"] + torch.where(discounts > 0, discounts * follows, 0.0)
+        return (targets - trajectory["q_taken"]).abs() + 1e-6
 
     def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, ...]:
         return model(model.normalize(obs), rnn_states, new_episode)[:1]
@@ -135,8 +121,7 @@ class ApeX(ReplayAlgorithm):
         errors = (q - data["targets"]).abs()
         loss = mean(data["weights"] * errors.square()) / 2
         with torch.no_grad():
-            statistics = {"td_error": mean(errors), "q": mean(q), "q_max": q.max(),
-                          "n_step_bias": mean(data["n_step_bias"]), "epsilon_max": model.exploration[0]}
+            statistics = {"td_error": mean(errors), "q": mean(q), "q_max": q.max(), "epsilon_max": model.exploration[0]}
             return Loss(loss, statistics, priorities=errors.detach() + 1e-6)
 
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:

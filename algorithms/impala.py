@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Data, Loss, MaskedMean, decayed, describe, moments_of
+from algorithm import Algorithm, Data, Loss, MaskedMean, describe, moments_of
 from config import NOT_NEGATIVE, POSITIVE, Config, option, settings
 from vtrace import vtrace
 
@@ -35,8 +35,6 @@ class PolicyGradientSettings(Config):
                                      tune=(1e-4, 100.0))
     exploration_loss_coeff: float = option(0.01, "policy gradient", "weight of the entropy", bounds=NOT_NEGATIVE,
                                            tune=(1e-8, 1.0))
-    exploration_loss_decay_env_steps: int = option(0, "policy gradient", "the weight falls linearly to 0 over so many "
-                                                   "env_steps, resumes included; 0: it stays", bounds=NOT_NEGATIVE)
     optimizer: str = option("rmsprop", "policy gradient", "what moves the weights", ("rmsprop", "adam"))
 
 
@@ -70,8 +68,7 @@ class PolicyGradient(Algorithm):
             return super().make_optimizer(parameters)
         parameters = list(parameters)
         is_on_gpu = parameters[0].device.type != "cpu"  # then its counter and its rate are there too
-        return torch.optim.RMSprop(parameters, cfg.learning_rate, alpha=0.99, eps=2e-5, foreach=is_on_gpu,
-                                   capturable=is_on_gpu)
+        return torch.optim.RMSprop(parameters, cfg.learning_rate, alpha=0.99, eps=2e-5, capturable=is_on_gpu)
 
     def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
         cfg = self.cfg
@@ -86,8 +83,7 @@ class PolicyGradient(Algorithm):
         policy_loss = -mean(policy.log_prob(data["actions"]) * advantages)
         value_loss = mean((values - targets).square())
         entropy = mean(policy.entropy())
-        exploration_coeff = decayed(cfg.exploration_loss_coeff, self.env_steps, cfg.exploration_loss_decay_env_steps)
-        total = policy_loss + cfg.value_loss_coeff * value_loss - exploration_coeff * entropy
+        total = policy_loss + cfg.value_loss_coeff * value_loss - cfg.exploration_loss_coeff * entropy
 
         with torch.no_grad():
             kl = mean(model.distribution(data["action_parameters"]).kl(policy))

@@ -7,7 +7,7 @@
 
 Actions are within [-1, 1]. Q' and pi' follow Q and pi: each V-update moves them by tau. Both learners have a replay,
 that of the P-learner holds observations alone: the V-learner passes each trajectory on to it. They exchange their
-networks through the weights that learners share (`reducer.Hogwild`); each writes its own part. Two ratios are held:
+networks through the weights that learners share (`runtime/several.py`); each writes its own part. Two ratios are held:
 transitions that V-updates train on to transitions sampled (`replay_ratio`), P-updates to V-updates (`policy_ratio`).
 
 Source: arXiv 2307.12983. Departures, for a machine with few cores instead of a GPU with thousands of environments:
@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from algorithm import Data, Loss, MaskedMean
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
-from algorithms.replay_feed import ReplayFeed
+from algorithms.replay import ReplayFeed
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
 from envs.flat_spaces import action_leaves, is_bounded, num_columns
 from model import NONLINEARITIES, ActorCritic, LeafEncoders, in_float32, mlp
 from normalizers import expanded_space
-from reducer import FINISHED
-from runtime.user_error import UserError
+from runtime.several import SGD_STEPS
+from runtime.utils import UserError
 from shared_buffers import SLOTS, WITH_WORKER, SharedBuffers, Spec
 
 V, P = "v", "p"  # the learners of a policy
@@ -47,26 +47,21 @@ class Settings(ReplaySettings):
     """The settings of PQL."""
 
     roles: ClassVar[tuple[str, ...]] = (V, P)
+    unused: ClassVar[dict[str, Any]] = ReplaySettings.unused | {"squash_actions": False, "adaptive_stddev": False}
     policy_ratio: float = option(0.5, "pql", "P-updates for each V-update", bounds=POSITIVE)
     noise_max: float = option(0.3, "pql", "deviation of the last agent's noise; actions are in [-1, 1]",
                               bounds=NOT_NEGATIVE, tune=(0.01, 2.0))
     target_tau: float = option(0.005, "pql", "share of the way to the networks that a V-update moves the targets",
                                bounds=FRACTION)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("squash_actions", "adaptive_stddev", "core"):
-            if getattr(self, name):
-                raise UserError(f"--algo=pql has a deterministic policy of its own; leave out --{name}")
-
 
 COMMON: dict[str, Any] = {"num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}
-PROFILES: dict[str, dict[str, Any]] = dict.fromkeys(
-    ("mujoco", "pettingzoo", "other"), COMMON) | {
+IMAGES = COMMON | {"replay_size": 50_000}
+PROFILES: dict[str, dict[str, Any]] = {
+    "mujoco": COMMON, "pettingzoo": COMMON, "other": COMMON, "atari": IMAGES, "minigrid": IMAGES, "vizdoom": IMAGES,
     "box2d": COMMON | {"replay_size": 100_000},  # CarRacing has images
-    "classic_control": COMMON | {
-        "replay_warmup": 2_048, "replay_size": 100_000, "noise_max": 0.8},
-} | dict.fromkeys(("atari", "minigrid", "vizdoom"), COMMON | {"replay_size": 50_000})
+    "classic_control": COMMON | {"replay_warmup": 2_048, "replay_size": 100_000, "noise_max": 0.8},
+}
 
 
 class QNetwork(nn.Module):
@@ -129,26 +124,16 @@ class ParallelQLearning(ReplayAlgorithm):
 
     Settings = Settings
     profiles = PROFILES
+    inputs = ("actions",)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("actions",) if self.role == V else ()
-
-    def make_network(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
-        for leaf in action_leaves(action_space).values():
-            if not isinstance(leaf, spaces.Box):
-                other = "apex or appo" if isinstance(action_space, spaces.Discrete) else "appo"
-                name = " ".join(str(action_space).split())
-                raise UserError(f"--algo=pql needs continuous actions, not {name}; use --algo={other}")
-            if not is_bounded(leaf).all():
-                raise UserError(f"--algo=pql needs bounded actions, not {leaf}; use --algo=appo")
+    def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
+        if not all(isinstance(leaf, spaces.Box) and is_bounded(leaf).all()
+                   for leaf in action_leaves(action_space).values()):
+            raise UserError(f"--algo=pql needs bounded continuous actions, not {action_space}; use --algo=appo")
         model = ActorAndQ(self.cfg, obs_space, action_space)
         if self.role:
             (model.policy if self.role == V else model.q).requires_grad_(False)  # the other learner's part
         return model
-
-    def columns(self, action_space: spaces.Space) -> dict[str, Spec]:
-        return {}
 
     def act(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor, *,
             deterministic: bool = False, agent_rank: Tensor | None = None) -> tuple[Data, Tensor]:
@@ -162,16 +147,17 @@ class ParallelQLearning(ReplayAlgorithm):
     # ---- learning ------------------------------------------------------------------------------------------------
 
     def row_specs(self, specs: Mapping[str, Spec]) -> dict[str, Spec]:
+        """List the columns; the P-learner looks at no transitions, but at single observations."""
         rows = super().row_specs(specs)
-        return {name: spec for name, spec in rows.items()
-                if self.role == V or name.startswith("obs/") or name == "policy_lag"}
+        unused = ("rewards", "discounts", "steps") if self.role == P else ()
+        return {name: spec for name, spec in rows.items() if name not in unused}
 
     def make_feed(self, buffers: SharedBuffers, policy: int, learner: int, *, pinned: bool,
                   deliver: Callable[[Any], None] | None) -> ReplayFeed:
         return (FeedOfV if self.role == V else FeedOfP)(self, buffers, policy, learner, deliver, pinned=pinned)
 
     def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor,
-                 actions: Tensor | None = None) -> tuple[Tensor, ...]:
+                 actions: Tensor) -> tuple[Tensor, ...]:
         normalized = model.normalize(obs)
         if self.role == P:
             return (smaller(model.q, normalized, actions_of(model.policy, normalized)),)
@@ -214,7 +200,7 @@ class PairedFeed(ReplayFeed):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.counts = self.buffers.policies[self.policy].shared_training.counts[FINISHED]
+        self.counts = self.buffers.policies[self.policy].shared_training.counts[SGD_STEPS]
         self.before = self.counts.clone()  # in earlier starts of the run
 
     def updates(self) -> list[int]:
@@ -234,7 +220,7 @@ class FeedOfV(PairedFeed):
         super().draw()
 
     def is_ahead(self) -> bool:
-        """Tell whether the P-updates are two datasets behind."""
+        """Return whether the P-updates are two datasets behind."""
         cfg, (of_v, of_p) = self.algorithm.cfg, self.updates()
         # in serial mode its turn comes later
         return not cfg.serial_mode and cfg.policy_ratio * of_v - of_p >= 2 * cfg.num_batches_per_epoch
@@ -251,7 +237,7 @@ class FeedOfP(PairedFeed):
         self.insert(kind, *slots)
 
     def serve(self) -> None:
-        if self.inbox.reader.poll(POLL_SEC):
+        if not self.inbox.empty(POLL_SEC):
             super().serve()
         self.is_inserting = True
         self.deliver_due()
@@ -262,18 +248,11 @@ class FeedOfP(PairedFeed):
         self.deliver_due()
 
     def is_idle(self) -> bool:
-        """Tell it of this learner, after the V-learner has finished: trajectories come from there, already taken."""
-        own = self.slot_place[self.first_slot : self.first_slot + self.buffers.num_slots]
-        return not ((own != WITH_WORKER).any() or self.is_due()) and super().is_idle()
+        """Return whether there is nothing to train on. Asked after the V-learner has finished: all come from there."""
+        return not ((self.slot_place[self.own] != WITH_WORKER).any() or self.is_due()) and super().is_idle()
 
     def is_due(self) -> bool:
-        """Tell whether the V-updates so far ask for another dataset."""
+        """Return whether the V-updates so far ask for another dataset."""
         cfg, (of_v, _) = self.algorithm.cfg, self.updates()
         allowed = cfg.policy_ratio * of_v * cfg.batch_size
-        return self.replay.num_transitions > 0 and self.drawn + cfg.samples_per_dataset <= allowed
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Take over the observations of the V-learner's replay."""
-        super().resume(state)
-        self.replay.forget_priorities()
-        self.drawn = 0
+        return self.inserted > 0 and self.drawn + cfg.samples_per_dataset <= allowed

@@ -10,23 +10,35 @@ It ends early with the episode, at a time limit too, and with the trajectory. Tr
 p_i^alpha / sum_k p_k^alpha, and weigh (N P(i))^-beta in the loss, divided by the largest weight of the minibatch.
 
 Whole trajectories come and go, the oldest first. A stack of images is stored once: its frames lie in a ring, one after
-another, and each row only knows where its stack ends. `layout` lists all memory that a replay takes.
+another, and each row only knows where its stack ends.
 
-Sources: arXiv 1511.05952 (prioritized replay), 1803.00933 (Ape-X). Read next: `replay_feed.py`.
+Sources: arXiv 1511.05952 (prioritized replay), 1803.00933 (Ape-X).
+
+`ReplayFeed`, the feed of the off-policy algorithms, brings transitions into the replay and out of it.
+
+The batcher stores each trajectory as soon as it is finished, frees its slot, and draws datasets of a few minibatches. A
+ratio is held exactly, both ways: for each transition that comes in after the warm-up, `replay_ratio` transitions are
+trained on. So a slow learner holds the rollout workers back, and slow ones let the learner wait. After the warm-up:
+
+    drawn  <=  replay_ratio * (inserted - replay_warmup)  <  drawn + one dataset
+
+Nothing is too old to be trained on. `policy_lag`, which is reported, is that of when it came in.
+
+The learner alone has the replay. It stays when the policy takes over the weights of another one; a resumed run begins
+with an empty one. Read next: `q_learning.py`.
 """
 
-import math
+import queue
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shared_buffers import Spec
-
-Data = dict[str, Tensor]
-SPARE_STARTS = 1  # there is room for so many starts of episodes in each trajectory; with more, fewer are kept
-EMPTY = -1  # the number of the trajectory in a slot that is empty
+from feed import Data, Feed, scale_rewards
+from runtime.utils import REPLAY, derive_seed
+from shared_buffers import SLOTS, SharedBuffers, Spec, allocate
 
 
 def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float,
@@ -49,199 +61,128 @@ def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float,
     return returns, discounts, steps
 
 
-class SumTree:
-    """Numbers in the leaves of a binary tree whose nodes hold the sums below them: draws in proportion.
+class Frames:
+    """Stacks of C frames, [..., C], most of which add one frame to those of the stack before: each is stored once.
 
-    A draw takes logarithmic time. Vectorized.
+    Frames lie in a ring, [F, ...]. A stack's name says how many there had been with its last one.
     """
 
-    def __init__(self, nodes: np.ndarray) -> None:
-        """Use an array of `num_nodes`, float64; the root is 1, the children of i are 2 i and 2 i + 1."""
-        self.nodes, self.first_leaf = nodes, len(nodes) // 2
-        self.depth = self.first_leaf.bit_length() - 1
-
-    @staticmethod
-    def num_nodes(num_leaves: int) -> int:
-        """Return how large an array so many leaves need."""
-        return 2 * 2 ** math.ceil(math.log2(max(2, num_leaves)))
-
-    @property
-    def total(self) -> float:
-        return float(self.nodes[1])
-
-    def __getitem__(self, leaves: np.ndarray) -> np.ndarray:
-        return self.nodes[self.first_leaf + leaves]
-
-    def __setitem__(self, leaves: np.ndarray, values: np.ndarray | float) -> None:
-        nodes = self.first_leaf + leaves
-        self.nodes[nodes] = values  # of a leaf that is named twice the last one
-        for _ in range(self.depth):
-            nodes = np.unique(nodes // 2)
-            self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
-
-    def find(self, sums: np.ndarray) -> np.ndarray:
-        """Return the leaves in which running sums [N], within [0, total), fall; never one that holds 0."""
-        nodes, sums = np.ones(len(sums), dtype=np.int64), sums.copy()
-        for _ in range(self.depth):
-            left = self.nodes[2 * nodes]
-            goes_right = (sums >= left) & (self.nodes[2 * nodes + 1] > 0)  # a sum may be rounded beyond the last one
-            sums -= left * goes_right
-            nodes = 2 * nodes + goes_right
-        return nodes - self.first_leaf
-
-
-class Frames:
-    """Stacks of C frames each, [rows, ..., C], in which a row mostly adds one frame to those of the row before."""
-
-    def __init__(self, frames: Tensor, ends: Tensor, depth: int) -> None:
-        """Use a ring of frames [F, ...]; ends [rows] int64: how many frames there had been with each stack's last."""
-        self.frames, self.ends, self.depth = frames, ends, depth
+    def __init__(self, num_frames: int, spec: Spec) -> None:
+        """Allocate; spec: of a stack."""
+        self.depth = spec.shape[-1]
+        self.ring = torch.zeros(num_frames, *spec.shape[:-1], dtype=spec.dtype)
         self.count = 0
 
-    def new_frames(self, stacks: Tensor) -> Tensor:
-        """Count the frames that each row of stacks [L, ..., C] adds to those of the row before."""
+    def put(self, stacks: Tensor) -> Tensor:
+        """Store stacks [L, ..., C] over the oldest frames; return their names, [L] int64."""
         shifted = (stacks[1:, ..., :-1] == stacks[:-1, ..., 1:]).flatten(1).all(1)
-        return torch.cat([torch.tensor([self.depth]), torch.where(shifted, 1, self.depth)])
-
-    def put(self, row: int, stacks: Tensor, new: Tensor) -> None:
-        """Store stacks [L, ..., C] in L rows from this one on; new: the frames that each adds."""
-        is_new = torch.arange(self.depth) >= self.depth - new[:, None]
+        num_new = torch.cat([torch.tensor([self.depth]), torch.where(shifted, 1, self.depth)])
+        is_new = torch.arange(self.depth) >= self.depth - num_new[:, None]
         frames = stacks.movedim(-1, 1)[is_new]
-        self.frames[(self.count + torch.arange(len(frames))) % len(self.frames)] = frames
-        self.ends[row : row + len(stacks)] = self.count + new.cumsum(0)
+        self.ring[(self.count + torch.arange(len(frames))) % len(self.ring)] = frames
+        names = self.count + num_new.cumsum(0)
         self.count += len(frames)
+        return names
 
-    def get(self, rows: Tensor, out: Tensor) -> None:
-        """Write the stacks of rows [B] into a tensor [B, ..., C], a few at once, which stay in the cache."""
-        positions = (self.ends[rows][:, None] - self.depth + torch.arange(self.depth)) % len(self.frames)
+    def get(self, names: Tensor, out: Tensor) -> None:
+        """Write stacks [B] into a tensor [B, ..., C], a few at once, which stay in the cache."""
+        positions = (names[:, None] - self.depth + torch.arange(self.depth)) % len(self.ring)
         for part, place in zip(out.split(64), positions.split(64), strict=True):
-            stacks = self.frames.index_select(0, place.flatten()).unflatten(0, place.shape)
+            stacks = self.ring.index_select(0, place.flatten()).unflatten(0, place.shape)
             part.copy_(stacks.movedim(1, -1))
 
-    def has_room(self, row: int, num_new: int) -> bool:
-        """Tell whether so many frames fit beside all from those of a row on."""
-        return self.count + num_new - (int(self.ends[row]) - self.depth) <= len(self.frames)
-
-
-def layout(specs: dict[str, Spec], rollout: int, size: int, stacked: set[str]) -> dict[str, Spec]:
-    """List the arrays of a replay; arguments as of `Replay`."""
-    num_slots = size // rollout
-    arrays = {"tree": Spec((SumTree.num_nodes(num_slots * rollout),), torch.float64),
-              "numbers": Spec((num_slots,), torch.int64)}
-    for name, spec in specs.items():
-        rows = num_slots * (rollout + name.startswith("obs/"))
-        if name in stacked:
-            depth = spec.shape[-1]
-            num_frames = max(num_slots * (rollout + 1 + (depth - 1) * (1 + SPARE_STARTS)), (rollout + 1) * depth)
-            arrays |= {name: Spec((rows,), torch.int64), f"frames/{name}": Spec((num_frames, *spec.shape[:-1]),
-                                                                                spec.dtype)}
-        else:
-            arrays[name] = Spec((rows, *spec.shape), spec.dtype)
-    return arrays
+    def has_lost(self, name: int) -> bool:
+        """Return whether frames of a stack were stored over."""
+        return self.count - (name - self.depth) > len(self.ring)
 
 
 class Drawn(NamedTuple):
     """Transitions that were drawn, [B]."""
 
-    leaves: np.ndarray
+    rows: np.ndarray
     numbers: np.ndarray  # of their trajectories: they tell whether a transition is still there
     weights: Tensor  # float32
 
 
 class Replay:
-    """The newest transitions of one policy, with their priorities. Private to one process."""
+    """The newest transitions of one policy, with their priorities. Private to one process.
 
-    def __init__(self, specs: dict[str, Spec], rollout: int, size: int, stacked: set[str], *, alpha: float,
-                 seed: int) -> None:
+    A trajectory fills a slot of T + 1 rows; the last one holds only an observation.
+    """
+
+    def __init__(self, specs: dict[str, Spec], rollout: int, size: int, depth: int, alpha: float, seed: int) -> None:
         """Allocate.
 
         Args:
-            specs: of the columns of one row; those that begin with obs/ have one row more in each trajectory.
-            rollout: rows of a trajectory. size: rows of all of them.
-            stacked: the columns that are stacks of frames, oldest first.
+            specs: of the columns of one row.
+            rollout: T. size: the transitions of all trajectories.
+            depth: of the stacks of frames, oldest first, that images are; 1: they are no stacks.
             alpha: the exponent of priorities; 0 draws all alike.
         """
-        self.rollout = rollout
-        self.alpha = alpha
+        self.length = rollout + 1
         self.num_slots = size // rollout
-        self.arrays = {name: torch.zeros(spec.shape, dtype=spec.dtype)
-                       for name, spec in layout(specs, rollout, size, stacked).items()}
-        self.tree = SumTree(self.arrays["tree"].numpy())
-        self.numbers = self.arrays["numbers"].numpy()
-        self.numbers.fill(EMPTY)
-        self.columns = {name: self.arrays[name] for name in specs if name not in stacked}
-        self.frames = {name: Frames(self.arrays[f"frames/{name}"], self.arrays[name], specs[name].shape[-1])
-                       for name in sorted(stacked)}
+        self.alpha = alpha
+        self.priorities = np.zeros((self.num_slots, self.length))  # p^alpha; 0: not to be drawn
+        # whole stacks for the first row and one start of an episode; with more starts fewer trajectories fit
+        num_frames = max(self.num_slots * (self.length + 2 * (depth - 1)), self.length * depth)
+        self.frames = {name: Frames(num_frames, spec) for name, spec in specs.items()
+                       if depth > 1 and len(spec.shape) == 3 and spec.shape[-1] == depth and spec.dtype == torch.uint8}
+        names = {name: Spec((), torch.int64) for name in self.frames}  # of stacks
+        self.columns = allocate(specs | names, self.num_slots * self.length)
         self.oldest = self.count = 0  # numbers of trajectories: the oldest that is there, the next that comes
-        self.num_transitions = 0  # valid ones that are there
         self.largest = 1.0  # priority so far
         self.rng = np.random.default_rng(seed)
 
-    # ---- trajectories --------------------------------------------------------------------------------------------
-
-    def insert(self, trajectory: Data, priorities: Tensor, valid: Tensor) -> None:
+    def insert(self, trajectory: Data, priorities: Tensor) -> None:
         """Store one trajectory, {name: [T(+1), ...]}, in the place of the oldest ones.
 
-        Args:
-            priorities: [T] float32, above 0; nan: as large as the largest so far.
-            valid: [T] bool, the rows that may be drawn.
+        priorities: [T] float32, above 0; nan: as large as the largest so far. Rows that are not `valid` are not drawn.
         """
-        new = {name: frames.new_frames(trajectory[name]) for name, frames in self.frames.items()}
-        while not self.has_room(new):
+        if self.count - self.oldest == self.num_slots:
             self.evict()
-        slot = self.count % self.num_slots
+        slot, valid = self.count % self.num_slots, trajectory["valid"]
         for name, column in self.columns.items():
-            length = len(trajectory[name])
-            column[slot * length : (slot + 1) * length] = trajectory[name]
-        for name, frames in self.frames.items():
-            frames.put(slot * (self.rollout + 1), trajectory[name], new[name])
-        self.numbers[slot] = self.count
+            values = trajectory[name]
+            if name in self.frames:
+                values = self.frames[name].put(values)
+            column[slot * self.length :][: len(values)] = values
         self.count += 1
-        known = priorities[valid & ~priorities.isnan()]
-        self.largest = max(self.largest, float(known.max())) if len(known) else self.largest
+        while any(frames.has_lost(int(self.columns[name][self.oldest % self.num_slots * self.length]))
+                  for name, frames in self.frames.items()):
+            self.evict()
+        self.largest = max([self.largest, *priorities[valid & ~priorities.isnan()].tolist()])
         raised = priorities.nan_to_num(self.largest).double().numpy() ** self.alpha
-        self.tree[slot * self.rollout + np.arange(self.rollout)] = np.where(valid.numpy(), raised, 0.0)
-        self.num_transitions += int(valid.sum())
-
-    def has_room(self, new: dict[str, Tensor]) -> bool:
-        """Tell whether one more trajectory, with these new frames, fits beside those that are there."""
-        row = (self.oldest % self.num_slots) * (self.rollout + 1)
-        return self.count == self.oldest or (self.count - self.oldest < self.num_slots and all(
-            frames.has_room(row, int(new[name].sum())) for name, frames in self.frames.items()))
+        self.priorities[slot, :-1] = np.where(valid, raised, 0.0)
 
     def evict(self) -> None:
         """Forget the oldest trajectory."""
-        slot = self.oldest % self.num_slots
-        leaves = slot * self.rollout + np.arange(self.rollout)
-        self.num_transitions -= int(np.count_nonzero(self.tree[leaves]))
-        self.tree[leaves] = 0.0
-        self.numbers[slot] = EMPTY
+        self.priorities[self.oldest % self.num_slots] = 0.0
         self.oldest += 1
-
-    # ---- transitions ---------------------------------------------------------------------------------------------
 
     def draw(self, num_batches: int, batch_size: int, beta: float) -> Drawn:
         """Draw minibatches one after another, each one from equal parts of the sum of priorities."""
+        ends = self.priorities.cumsum()  # of 200,000 rows in half the time of a tree of sums
         parts = np.arange(batch_size) + self.rng.random((num_batches, batch_size))
-        leaves = self.tree.find(parts.ravel() * (self.tree.total / batch_size))
-        weights = self.tree[leaves].reshape(num_batches, batch_size) ** -beta  # a common factor is divided out
+        sums = parts.ravel() * (ends[-1] / batch_size)
+        rows = ends.searchsorted(np.minimum(sums, np.nextafter(ends[-1], 0)), "right")
+        weights = self.priorities.flat[rows].reshape(num_batches, batch_size) ** -beta  # but for a common factor
         weights = (weights / weights.max(1, keepdims=True)).ravel()
-        return Drawn(leaves, self.numbers[leaves // self.rollout], torch.from_numpy(weights).float())
+        numbers = self.oldest + (rows // self.length - self.oldest) % self.num_slots
+        return Drawn(rows, numbers, torch.from_numpy(weights).float())
 
     def read(self, drawn: Drawn, out: Data) -> None:
-        """Write the columns of transitions into tensors {name: [B, ...]}; `following_obs/` are those m steps later."""
-        leaves = torch.from_numpy(drawn.leaves)
-        first = leaves + leaves // self.rollout  # a trajectory has one observation more
-        rows = {False: leaves, True: first}
-        if "steps" in self.columns:
-            rows["following"] = first + self.columns["steps"][leaves]
+        """Write the columns of transitions into the tensors {name: [B, ...]} that are named after them.
+
+        `following_obs/...` are the observations m steps later.
+        """
+        rows = torch.from_numpy(drawn.rows)
         for name, tensor in out.items():
             column = name.removeprefix("following_")
-            where = rows["following" if column != name else name.startswith("obs/")]
+            places = rows if column == name else rows + self.columns["steps"][rows]
             if column in self.frames:
-                self.frames[column].get(where, tensor)
-            else:
-                torch.index_select(self.columns[column], 0, where, out=tensor)
+                self.frames[column].get(self.columns[column][places], tensor)
+            elif column in self.columns:
+                torch.index_select(self.columns[column], 0, places, out=tensor)
 
     def update(self, drawn: Drawn, priorities: np.ndarray) -> None:
         """Set the priorities [B] of transitions that were drawn, where they are still there.
@@ -249,31 +190,111 @@ class Replay:
         One that is not finite stays as it is: its SGD step was not taken, or its loss gives none.
         """
         known = np.isfinite(priorities)
-        if not self.alpha or not known.any():
-            return
-        there = known & (self.numbers[drawn.leaves // self.rollout] == drawn.numbers)
-        self.largest = max(self.largest, float(priorities[known].max()))
-        self.tree[drawn.leaves[there]] = priorities[there] ** self.alpha
+        there = known & (drawn.numbers >= self.oldest)
+        self.largest = max([self.largest, *priorities[known].tolist()])
+        self.priorities.flat[drawn.rows[there]] = priorities[there] ** self.alpha
 
-    def forget_priorities(self) -> None:
-        """Make all transitions alike."""
-        leaves = np.arange(self.num_slots * self.rollout)
-        self.tree[leaves] = self.tree[leaves] > 0
-        self.largest = 1.0
 
-    # ---- checkpoints ---------------------------------------------------------------------------------------------
+# ---- the feed ----------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that is in the replay; the arrays are the live ones."""
-        counts = {name: frames.count for name, frames in self.frames.items()}
-        return {"arrays": self.arrays, "frames": counts, "oldest": self.oldest, "count": self.count,
-                "num_transitions": self.num_transitions, "largest": self.largest}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, of a replay of the same size that has these columns, or more."""
-        for name, array in self.arrays.items():
-            array.copy_(state["arrays"][name])
-        for name, frames in self.frames.items():
-            frames.count = state["frames"][name]
-        for name in ("oldest", "count", "num_transitions", "largest"):
-            setattr(self, name, state[name])
+class Dataset:
+    """Transitions as trajectories of one step, [B, 1, ...], while they are drawn and while they are trained on."""
+
+    def __init__(self, specs: Mapping[str, Spec], size: int, *, pinned: bool) -> None:
+        """Allocate it; specs: of a row of the replay; pinned: in memory that a GPU can read by itself."""
+        following = {f"following_{name}": spec for name, spec in specs.items() if name.startswith("obs/")}
+        more = {"weights": Spec((), torch.float32)} | (following if "steps" in specs else {})
+        rows = allocate(dict(specs) | more, size)
+        ones = torch.ones(size, dtype=torch.bool)
+        rows |= {"valid": ones, "new_episode": ones, "rnn_states": torch.zeros(size, 0)}  # in every dataset
+        self.rows = {name: tensor.pin_memory() for name, tensor in rows.items()} if pinned else rows
+        self.tensors = {name: tensor[:, None] for name, tensor in self.rows.items()}
+        self.drawn: Drawn | None = None
+        self.priorities = np.full(size, np.nan)  # as of the SGD step that each transition took part in
+
+    def set_priorities(self, rows: slice, priorities: Tensor) -> None:
+        """Note the priorities [1, n] of transitions."""
+        self.priorities[rows] = priorities[0].numpy()
+
+
+class ReplayFeed(Feed):
+    """Puts every transition into a replay, and draws as often as the ratio says."""
+
+    def __init__(self, algorithm: Any, buffers: SharedBuffers, policy: int, learner: int,
+                 deliver: Callable[[Dataset], None] | None, *, pinned: bool) -> None:
+        """Allocate the replay of one learner, and two datasets; algorithm: a `q_learning.ReplayAlgorithm`."""
+        cfg = algorithm.cfg
+        super().__init__(cfg, buffers, policy, deliver)
+        self.algorithm = algorithm
+        specs = algorithm.row_specs(self.specs)
+        self.replay = Replay(specs, cfg.rollout, cfg.replay_size, cfg.env_framestack, cfg.replay_alpha,
+                             derive_seed(cfg.seed, REPLAY, buffers.start, policy, learner))
+        self.inserted = self.drawn = 0  # transitions
+        # the batcher draws into one; the other is trained on, or waits in `spare` for `allow_next`
+        self.drawing, self.spare = (Dataset(specs, cfg.samples_per_dataset, pinned=pinned) for _ in range(2))
+        self.trained: queue.Queue[Dataset] = queue.Queue()  # from training to the batcher
+
+    # ---- the batcher ---------------------------------------------------------------------------------------------
+
+    def insert(self, kind: int, *slots: int) -> None:
+        """Store trajectories, give their slots back, hand over what may be trained on meanwhile, and wait."""
+        assert kind == SLOTS, kind
+        self.copy(slots)
+        self.free_slots(slots)
+        self.deliver_due()
+
+    def copy(self, slots: Sequence[int]) -> None:
+        """Put trajectories into the replay."""
+        cfg = self.algorithm.cfg
+        for slot in slots:
+            data = {name: tensor[slot] for name, tensor in self.trajectories.items()}
+            data["rewards"], data["discounts"], data["steps"] = n_step(
+                scale_rewards(cfg, data["rewards"]), data["terminated"], data["truncated"], cfg.gamma, cfg.n_step)
+            data["policy_lag"] = self.buffers.policies[self.policy].weights.version - data["policy_version"]
+            self.replay.insert(data, self.algorithm.first_priorities(data))
+            self.inserted += int(data["valid"].sum())
+
+    def deliver_due(self) -> None:
+        """Draw datasets as long as one is due; each waits until training has begun the last step of the one before."""
+        while self.is_due() and not self.buffers.stopping:
+            self.draw()
+            self.deliver(self.drawing)
+            self.drawing = self.returned.get()  # back-pressure
+
+    def is_due(self) -> bool:
+        """Return whether the ratio asks for another dataset."""
+        cfg = self.algorithm.cfg
+        allowed = cfg.replay_ratio * (self.inserted - cfg.replay_warmup)
+        return self.drawn + cfg.samples_per_dataset <= allowed
+
+    def draw(self) -> None:
+        """Draw the transitions of the next SGD steps; set the priorities of those that were trained on first."""
+        while not self.trained.empty():
+            dataset = self.trained.get()
+            self.replay.update(dataset.drawn, dataset.priorities)
+        cfg, dataset = self.algorithm.cfg, self.drawing
+        drawn = self.replay.draw(cfg.num_batches_per_epoch, cfg.batch_size, cfg.replay_beta)
+        self.drawn += len(drawn.rows)
+        dataset.drawn = drawn
+        dataset.priorities.fill(np.nan)
+        dataset.rows["weights"].copy_(drawn.weights)
+        self.replay.read(drawn, dataset.rows)
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def admit(self, data: Data, sgd_steps: int) -> Tensor:
+        return data["policy_lag"]
+
+    def split(self, generator: torch.Generator) -> list[slice]:
+        """Return the minibatches one after another: each was drawn by itself."""
+        cfg = self.algorithm.cfg
+        return [slice(begin, begin + cfg.batch_size) for begin in range(0, cfg.samples_per_dataset, cfg.batch_size)]
+
+    def release(self, dataset: Dataset) -> None:
+        """Take a dataset back; its priorities are set before the next but one is drawn."""
+        self.trained.put(dataset)
+        super().release(dataset)
+
+    def statistics(self) -> dict[str, float]:
+        return {"replay_transitions": np.count_nonzero(self.replay.priorities)}

@@ -23,7 +23,6 @@ EXCERPT = re.compile(
     r"^<!-- excerpt: (?P<file>\S+) `(?P<first>[^`\n]+)` `(?P<last>[^`\n]+)` -->\n"
     r"(?:```\w*\n(?:(?!```).*\n)*```\n(?:\n\[`.*\n)?)?", re.MULTILINE)
 LINK = re.compile(r'\]\((?P<path>[\w./-]+)#L(?P<begin>\d+)(?:-L(?P<end>\d+))? "(?P<text>[^"\n]+)"\)')
-LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
 class Stale(ValueError):
@@ -49,17 +48,11 @@ def excerpt(page: Path, match: re.Match) -> str:
     if last is None:
         raise Stale(f"{match['file']} has no {match['last']!r} after line {first}")
     code = textwrap.dedent("\n".join(lines[first - 1 : last]))
-    where, anchor = f"line {first}", f"L{first}"
-    if last > first:
-        where, anchor = f"lines {first} to {last}", f"L{first}-L{last}"
+    where = f"lines {first} to {last}" if last > first else f"line {first}"
+    anchor = f"L{first}-L{last}" if last > first else f"L{first}"
     return (f"<!-- excerpt: {match['file']} `{match['first']}` `{match['last']}` -->\n"
-            f"```{LANGUAGES.get(path.suffix, 'text')}\n{code}\n```\n\n"
-            f"[`{match['file']}`, {where}]({relative(path, page)}#{anchor})\n")
-
-
-def relative(path: Path, page: Path) -> Path:
-    """Return the path of a file as seen from a page."""
-    return Path(*[".."] * len(page.parent.relative_to(ROOT).parts), path.relative_to(ROOT))
+            f"```python\n{code}\n```\n\n"
+            f"[`{match['file']}`, {where}]({os.path.relpath(path, page.parent)}#{anchor})\n")
 
 
 def link(page: Path, match: re.Match) -> str:
@@ -78,32 +71,21 @@ def renewed(page: Path) -> str:
     return LINK.sub(lambda match: link(page, match), text)
 
 
-def pages() -> list[Path]:
-    """List all pages of the documentation."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
 def main(argv: list[str]) -> int:
-    """Renew all pages, or only tell; return the exit status."""
-    if argv in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    if argv not in ([], ["--check"]):
-        print(f"excerpts: {' '.join(argv)} is unknown; give --check or nothing", file=sys.stderr)
-        return 2
+    """Renew all pages, or only say which are stale; return the exit status."""
     status = 0
-    for page in pages():
-        name = page.relative_to(ROOT)
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         try:
             text = renewed(page)
         except Stale as error:
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{page.relative_to(ROOT)}: {error}", file=sys.stderr)
             status = 1
             continue
         if text != page.read_text():
-            print(f"{name}: {'stale' if '--check' in argv else 'renewed'}")
-            status = max(status, int("--check" in argv))
-            if "--check" not in argv:
+            print(f"{page.relative_to(ROOT)}: {'stale' if '--check' in argv else 'renewed'}")
+            if "--check" in argv:
+                status = 1
+            else:
                 page.write_text(text)
     return status
 

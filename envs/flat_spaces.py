@@ -12,8 +12,8 @@ Actions are rows of float32: an index for each choice (exact up to 2^24), 0 or 1
 continuous dimension; parts of Dict and Tuple spaces lie side by side. An *action mask* travels as the observation leaf
 "action_mask", one bit for each option of all Discrete and MultiDiscrete parts in that order.
 
-`AgentKind` does all of this for agents with the same spaces. Used by `vector_env.py` and `multi_agent.py` (conversion),
-`model.py` and `distributions.py` (sizes), `shared_buffers.py` (storage).
+`AgentKind`, at the end, does all of this for agents with the same spaces. The model and the shared buffers take their
+sizes from the same functions.
 """
 
 import functools
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from runtime.user_error import UserError
+from runtime.utils import UserError
 
 ACTION_MASK = "action_mask"
 TEXT_BITS = 64
@@ -35,39 +35,63 @@ LARGEST = 1e12
 Observation = dict[str, np.ndarray]
 
 
+# ---- nested spaces -----------------------------------------------------------------------------------------------
+
+
+def plain_parts(space: spaces.Space) -> dict[str, spaces.Space]:
+    """List the parts of a nested space that are no Dict and no Tuple, by their paths; a plain space has the path ''."""
+    return {path: part for path, part, _ in _walk(space)}
+
+
+def _walk(space: spaces.Space, value: Any = None, path: str = "") -> Iterator[tuple[str, spaces.Space, Any]]:
+    """Yield each plain part of a space: its path, its space, and its part of a value of the space."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in _parts(space).items():
+            yield from _walk(part, None if value is None else value[key], f"{path}/{key}" if path else str(key))
+    else:
+        yield path, space, value
+
+
+def _parts(space: spaces.Dict | spaces.Tuple) -> Mapping[Any, spaces.Space]:
+    return space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+
+
+def describe_parts(space: spaces.Space, *, bounds: bool) -> dict[str, str]:
+    """Describe what a policy relies on in each plain part of a space; the bounds of what it sees it never knew."""
+    return {path: _describe(part, bounds=bounds) for path, part in plain_parts(space).items()}
+
+
+def _describe(space: spaces.Space, *, bounds: bool) -> str:
+    if is_text(space):
+        return "Text"
+    if isinstance(space, spaces.Box):  # its own text depends on how NumPy prints
+        return f"Box({f'{space.low.tolist()}, {space.high.tolist()}, ' * bounds}{space.shape}, {space.dtype})"
+    return " ".join(str(space).split())
+
+
+def num_options(space: spaces.Space) -> list[int]:
+    """List the number of options of each choice in a Discrete or MultiDiscrete space; no choices in any other."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    return space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else []
+
+
 # ---- observations ------------------------------------------------------------------------------------------------
 
 
 def obs_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
     """List the leaves of an observation space. Raises `UserError` naming the part that is not supported."""
-    return {path or "obs": _obs_leaf(part, path or "obs") for path, part in plain_parts(space).items()}
-
-
-def plain_parts(space: spaces.Space, path: str = "") -> dict[str, spaces.Space]:
-    """List the parts of a nested space that are no Dict and no Tuple, by their paths; a plain space has the path ''."""
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return {path: space}
-    plain: dict[str, spaces.Space] = {}
-    for key, part in _parts(space):
-        new = plain_parts(part, f"{path}/{key}" if path else key)
-        if twice := plain.keys() & new.keys():
-            raise UserError(f"two parts of a space have the path '{min(twice)}'; rename one of them")
-        plain |= new
-    return plain
-
-
-def _parts(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[str, spaces.Space]]:
-    named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    return ((str(key), part) for key, part in named)
+    leaves = {path or "obs": _obs_leaf(part, path or "obs") for path, part in plain_parts(space).items()}
+    if not leaves.keys() - {ACTION_MASK}:
+        raise UserError(f"the observation space is {space}: there is nothing to see")
+    return leaves
 
 
 def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
     if is_text(space):
         return spaces.MultiBinary(TEXT_BITS)
-    if isinstance(space, spaces.Discrete):
-        return spaces.Discrete(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(space.nvec.ravel())
+    if options := num_options(space):
+        return spaces.Discrete(*options) if isinstance(space, spaces.Discrete) else spaces.MultiDiscrete(options)
     if isinstance(space, spaces.MultiBinary):
         return spaces.MultiBinary(int(np.prod(space.shape)))
     if not isinstance(space, spaces.Box) or len(space.shape) > 3 or 0 in space.shape:
@@ -81,46 +105,38 @@ def _obs_leaf(space: spaces.Space, name: str) -> spaces.Space:
 
 
 def is_image(space: spaces.Box) -> bool:
+    """Return whether a Box is an image."""
     return len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype == np.uint8)
 
 
 def is_channels_last(shape: tuple[int, ...]) -> bool:
-    """Tell HxWxC from CxHxW: two equal axes are height and width, or else the smallest axis holds the channels."""
+    """Return whether an image is HxWxC: two equal axes are height and width, else the smallest are the channels."""
     if (shape[0] == shape[1]) != (shape[1] == shape[2]):
         return shape[0] == shape[1]
     return shape[2] < shape[0]
 
 
 def is_text(space: spaces.Space) -> bool:
+    """Return whether a space holds texts: gymnasium's `Text`, or another one of its type."""
     dtype = getattr(space, "dtype", None)
     return dtype is not None and dtype.kind == "U"
 
 
-def describe_parts(space: spaces.Space, *, bounds: bool) -> dict[str, str]:
-    """Describe what a policy relies on in the plain parts of a space; the bounds of what it sees it never knew."""
-    return {path: _describe_part(part, bounds=bounds) for path, part in plain_parts(space).items()}
+def obs_dtype(leaf: spaces.Space) -> torch.dtype:
+    """Store images of bytes and bits as uint8, indices as int64, wide numbers as float64 and all else as float32."""
+    if num_options(leaf):
+        return torch.int64
+    if leaf.dtype == np.float64:
+        return torch.float64
+    return torch.uint8 if isinstance(leaf, spaces.MultiBinary) or leaf.dtype == np.uint8 else torch.float32
 
 
-def _describe_part(space: spaces.Space, *, bounds: bool) -> str:
-    if is_text(space):
-        return "Text"
-    if isinstance(space, spaces.Box):  # its own text depends on how NumPy prints
-        return f"Box({f'{space.low.tolist()}, {space.high.tolist()}, ' * bounds}{space.shape}, {space.dtype})"
-    return " ".join(str(space).split())
-
-
-def flatten_obs(space: spaces.Space, obs: Any, path: str = "") -> Observation:
+def flatten_obs(space: spaces.Space, obs: Any) -> Observation:
     """Turn a batch of N observations into a dict of leaves [N, ...]."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        values = [obs[key] for key in space.spaces] if isinstance(space, spaces.Dict) else obs
-        leaves: Observation = {}
-        for (key, part), value in zip(_parts(space), values, strict=True):
-            leaves |= flatten_obs(part, value, f"{path}/{key}" if path else key)
-        return leaves
-    return {path or "obs": _flatten_leaf(space, obs)}
+    return {path or "obs": _flatten_part(part, value) for path, part, value in _walk(space, obs)}
 
 
-def _flatten_leaf(space: spaces.Space, obs: Any) -> np.ndarray:
+def _flatten_part(space: spaces.Space, obs: Any) -> np.ndarray:
     if is_text(space):
         return np.stack([hash_words(text) for text in obs])
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -144,33 +160,15 @@ def hash_words(text: str) -> np.ndarray:
 
 
 def action_leaves(space: spaces.Space) -> dict[str, spaces.Space]:
-    """List the parts of an action space. Raises `UserError` naming the part that is not supported."""
+    """List the plain parts of an action space. Raises `UserError` naming the part that is not supported."""
     leaves = plain_parts(space)
-    if not leaves:
-        raise UserError(f"the action space, {space}, leaves nothing to choose")
-    for path, leaf in leaves.items():
+    for path, leaf in leaves.items() or [("", space)]:
         kinds = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box
         if not isinstance(leaf, kinds) or 0 in leaf.shape:
             part = f"part '{path}' of the action space" if path else "the action space"
             raise UserError(f"{part} is {leaf}; supported are Discrete, MultiDiscrete, MultiBinary, Box, and Dict and "
                             "Tuple of these")
     return leaves
-
-
-def num_options(space: spaces.Space) -> list[int]:
-    """List the number of options of each choice in a Discrete or MultiDiscrete space; no choices in any other."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    return space.nvec.ravel().tolist() if isinstance(space, spaces.MultiDiscrete) else []
-
-
-def obs_dtype(space: spaces.Space) -> torch.dtype:
-    """Store images of bytes and bits as uint8, indices as int64, wide numbers as float64 and all else as float32."""
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return torch.int64
-    if space.dtype == np.float64:
-        return torch.float64
-    return torch.uint8 if isinstance(space, spaces.MultiBinary) or space.dtype == np.uint8 else torch.float32
 
 
 def num_columns(space: spaces.Space) -> int:
@@ -198,22 +196,20 @@ def unflatten_actions(space: spaces.Space, actions: np.ndarray, *, squash: bool 
     Choices are shifted to the space's start. A bounded continuous dimension is given in units of its range: -1 is its
     low and +1 its high; what lies beyond is clipped, or with `squash` everything is squashed into it with tanh.
     """
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        values = []
-        for _, part in _parts(space):
-            own, actions = np.split(actions, [num_columns(part)], 1)
-            values.append(unflatten_actions(part, own, squash=squash))
-        return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = _parts(space)
+        columns = np.split(actions, np.cumsum([num_columns(part) for part in parts.values()])[:-1], 1)
+        values = {key: unflatten_actions(part, own, squash=squash)
+                  for (key, part), own in zip(parts.items(), columns, strict=True)}
+        return values if isinstance(space, spaces.Dict) else tuple(values.values())
     actions = actions.reshape(len(actions), *space.shape)
     if isinstance(space, spaces.Box):
         return _to_bounds(space, np.tanh(actions) if squash else actions)
-    if isinstance(space, spaces.MultiBinary):
-        return actions.astype(space.dtype)
-    return actions.astype(space.dtype) + space.start
+    return actions.astype(space.dtype) + getattr(space, "start", 0)
 
 
 def is_bounded(space: spaces.Box) -> np.ndarray:
-    """Tell which dimensions of a Box have a range, [*shape] bool; those up to the ends of float32 have none."""
+    """Return which dimensions of a Box have a range, [*shape] bool; those up to the ends of float32 have none."""
     with np.errstate(over="ignore"):
         return space.high.astype(np.float64) - space.low.astype(np.float64) <= np.finfo(np.float32).max
 
@@ -245,55 +241,55 @@ class AgentKind:
 
     def __init__(self, name: str, space: spaces.Space, action_space: spaces.Space, index: np.ndarray,
                  *, squash_actions: bool) -> None:
-        """Make the converter of the agents `index` [M of the kind] of an environment called `name`."""
-        self.name, self.index, self.space, self.action_space = name, index, space, action_space
+        """Convert for the agents `index`, [M of the kind], of an environment called `name`."""
+        self.name = name
+        self.index = index
+        self.space = space
+        self.action_space = action_space
         self._squash = squash_actions
         self._num_options = [n for leaf in action_leaves(action_space).values() for n in num_options(leaf)]
         self.obs_space = obs_leaves(space)
-        mask = self.obs_space.pop(ACTION_MASK, None)
-        if any(leaf.startswith(f"{ACTION_MASK}/") for leaf in self.obs_space):
-            raise UserError(f"{name}: observation '{ACTION_MASK}' is made of parts; give one array")
+        self.has_mask = self.mask_in_info = False
+        if self.obs_space.pop(ACTION_MASK, None) is not None:
+            self.add_mask(in_info=False)
         self._ranges: dict[str, tuple[Any, Any]] = {}  # of leaves that may hold what cannot be learned from
         for leaf_name, leaf in self.obs_space.items():
             if options := num_options(leaf):
                 self._ranges[leaf_name] = (0, np.array(options) - 1)
             elif isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8:
                 self._ranges[leaf_name] = (-LARGEST, LARGEST)
-        self.has_mask = self.mask_in_info = False
-        if mask is not None:
-            self.add_mask(in_info=False)
 
     def add_mask(self, *, in_info: bool) -> None:
         """Take action masks into `obs_space`. They come with the observations, or else with the infos."""
         self.has_mask, self.mask_in_info = True, in_info
         self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
 
-    def mask_source(self, obs: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what action masks come with, the observation or the info. Raises `UserError` for late ones."""
-        if ACTION_MASK in info and not self.has_mask:
+    def flatten(self, obs: Any, masks: Sequence[Any] = ()) -> Observation:
+        """Convert a batch of observations in the form of the environment; masks: those of the infos, or None."""
+        flat = flatten_obs(self.space, obs)
+        if self.has_mask:
+            flat[ACTION_MASK] = self.join_masks(masks if self.mask_in_info else flat[ACTION_MASK])
+        elif any(mask is not None for mask in masks):
             raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
                             "give it in both")
-        return obs if self.has_mask and not self.mask_in_info else info
-
-    def flatten(self, obs: Any) -> Observation:
-        """Convert a batch of observations in the form of the environment."""
-        return flatten_obs(self.space, obs)
+        return flat
 
     def actions(self, rows: np.ndarray) -> Any:
         """Convert rows of numbers into a batch of actions in the form of the environment."""
         return unflatten_actions(self.action_space, rows, squash=self._squash)
 
     def join_masks(self, given: Sequence[Any]) -> np.ndarray:
-        """Return action masks as [len(given), M] bool; None allows everything."""
-        masks = np.ones((len(given), mask_size(self.action_space)), bool)
+        """Return action masks as [len(given), bits] bool; None allows everything."""
+        masks = np.ones((len(given), sum(self._num_options)), bool)
         for i, mask in enumerate(given):
             if mask is not None:
                 masks[i] = flatten_mask(mask)
         return masks
 
-    def allows(self, mask: Any) -> bool:
-        """Tell whether an action mask, as an environment gives it, allows something for each choice."""
-        return mask is not None and not self.forbids_all(self.join_masks([mask]))[0]
+    def forbids_all(self, masks: np.ndarray) -> np.ndarray:
+        """Return which of masks [n, bits] bool allow nothing for one of the choices, [n] bool."""
+        of_choices = np.split(masks, np.cumsum(self._num_options)[:-1], 1)
+        return np.any([~mask.any(1) for mask in of_choices], 0)
 
     def find_fault(self, obs: Observation) -> tuple[int, str] | None:
         """Find an agent (by its place in the kind) whose observation cannot be learned from, and say why."""
@@ -301,13 +297,8 @@ class AgentKind:
             if fault := out_of_range(f"observation '{name}'", obs[name], low, high):
                 return fault
         if self.has_mask and (forbidden := self.forbids_all(obs[ACTION_MASK])).any():
-            return int(np.flatnonzero(forbidden)[0]), "the action mask forbids every action"
+            return int(forbidden.argmax()), "the action mask forbids every action"
         return None
-
-    def forbids_all(self, masks: np.ndarray) -> np.ndarray:
-        """Tell which of masks [N, M] bool allow nothing for one of the choices, [N] bool."""
-        of_choices = np.split(masks, np.cumsum(self._num_options)[:-1], 1)
-        return np.any([~mask.any(1) for mask in of_choices], 0)
 
 
 def out_of_range(what: str, value: np.ndarray, low: Any, high: Any) -> tuple[int, str] | None:

@@ -1,7 +1,7 @@
-"""The vector-environment contract: N environments of A agents each, stepped together, whatever their spaces.
+"""The contract of environments: N environments of A agents each, stepped together, whatever their spaces.
 
-`VectorEnv` says what the rollout workers, the evaluator and `evaluate.py` rely on; `GymVectorEnv` keeps it for
-gymnasium (one agent), `multi_agent.py` for parallel environments. The M = N x A agents are numbered environment by
+`VectorEnv` says what the rollout workers and `evaluate.py` rely on. `GymVectorEnv` keeps it for gymnasium (one agent),
+`multi_agent.py` for parallel environments; `families.py` makes both. The M = N x A agents are numbered environment by
 environment. Agents with the same spaces are of one *kind*, nearly always all; observations and actions come kind by
 kind, as dicts of arrays and rows of numbers (`flat_spaces.AgentKind`).
 
@@ -18,14 +18,12 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 
-from envs.flat_spaces import ACTION_MASK, LARGEST, AgentKind, Observation, describe_parts, flatten_mask, out_of_range
-from runtime.console import say
-from runtime.seeding import consecutive
-from runtime.user_error import EnvironmentFailure, UserError
+from envs.flat_spaces import ACTION_MASK, LARGEST, AgentKind, Observation, describe_parts, num_columns, out_of_range
+from runtime.utils import EnvironmentFailure, UserError, consecutive
 
 Info = Mapping[str, Any]
+TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
 
 
 class Step(NamedTuple):
@@ -37,93 +35,118 @@ class Step(NamedTuple):
     truncated: np.ndarray  # [M] bool
     active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
     was_reset: np.ndarray  # [N] bool: this step only reset the environment
-    objectives: np.ndarray  # [M] float: what the info tells as --pbt_target_objective; nan where it does not
-
-
-TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
-
-
-@contextlib.contextmanager
-def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> Iterator[None]:
-    """Turn whatever an environment raises in its method `what` into an `EnvironmentFailure` that says where it was."""
-    try:
-        yield
-    except (KeyboardInterrupt, UserError, EnvironmentFailure):
-        raise
-    except BaseException as error:
-        raise EnvironmentFailure(f"{name}, seed {seed}, step {num_steps}: {what}() raised {type(error).__name__}: "
-                                 f"{error}") from error
-
-
-def as_number(value: Any) -> float:
-    """Return a number that may come in an array of one. Raises `ValueError` or `TypeError` for anything else."""
-    return value if isinstance(value, float) else np.asarray(value, np.float64).item()
-
-
-def read_objective(info: Info, key: str) -> float:
-    """Return the true objective that an info tells; nan: none."""
-    return np.nan if info.get(key) is None else as_number(info[key])
+    objectives: np.ndarray  # [M] float: what the info holds as --pbt_target_objective; nan where it holds none
 
 
 class VectorEnv:
     """N environments of A agents. Owned by one rollout worker (or by an evaluation), in its process.
 
-    `reset` and `step` raise `EnvironmentFailure`, which names the environment, its seed and the step, for an
-    observation or reward that is not finite or too large and for an action mask that forbids everything.
+    `reset` and `step` raise `EnvironmentFailure`, which names the environment, its seed and the step: for whatever the
+    environment raises, for an observation or reward that is not finite or too large, and for an action mask that
+    forbids everything.
     """
 
-    num_envs: int
-    agents: list[str]  # the names of the agents of one environment, [A]
-    kind_of_agent: list[int]  # [A]
-    kinds: list[AgentKind]
-    name: str
+    objective = TRUE_OBJECTIVE
     max_reward = LARGEST  # in absolute value
     frames_per_sec = 30.0  # how many simulator frames a person would see
+    default_shaping: Any = None  # the reward shaping that population-based training begins with; None: there is none
     seeds: Sequence[int] = ()  # of the last reset, [N]
-    num_steps = 0
+    num_steps = 0  # since then
+
+    def __init__(self, name: str, num_envs: int, agents: Sequence[str], pairs: Sequence[Any], squash: bool) -> None:
+        """Group the agents of each environment, by their names and pairs of spaces: of observations, of actions."""
+        self.name, self.num_envs = name, num_envs
+        self.agents = agents  # [A]
+        kinds = [pair for i, pair in enumerate(pairs) if pair not in pairs[:i]]
+        self.kind_of_agent = [kinds.index(pair) for pair in pairs]  # [A]
+        of_all = np.tile(self.kind_of_agent, num_envs)  # [M]
+        self.kinds = [AgentKind(name, *pair, np.flatnonzero(of_all == k), squash_actions=squash)
+                      for k, pair in enumerate(kinds)]
 
     def reset(self, seed: int | Sequence[int]) -> Step:
         """Begin new episodes everywhere. May add a mask to an `obs_space`.
 
         seed: one for each environment, [N], or a number: environment i is seeded with seed + i.
         """
-        raise NotImplementedError
+        self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
+        with self._naming("reset"):
+            return self._checked(self._reset())
 
     def step(self, actions: list[np.ndarray]) -> Step:
         """Step all environments with actions [M of the kind, num_columns] float32 for each kind (`flat_spaces.py`)."""
-        raise NotImplementedError
-
-    def default_shapings(self) -> list[Any]:
-        """List the reward shapings that the environments offer to population-based training; empty: they have none."""
-        return []
+        self.num_steps += 1
+        with self._naming("step"):
+            return self._checked(self._step(actions))
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
         """Give an agent of an environment another reward shaping."""
 
     def render(self) -> np.ndarray:
         """Return the picture of the first environment, [H, W, 3] uint8."""
-        raise NotImplementedError
+
+    def no_actions(self) -> list[np.ndarray]:
+        """Return actions of zeros, [M of the kind, columns] float32 for each kind."""
+        return [np.zeros((len(kind.index), num_columns(kind.action_space)), np.float32) for kind in self.kinds]
 
     def close(self) -> None:
         """Free what the environments hold."""
 
+    def _reset(self) -> Step:
+        """Reset all environments with `seeds`."""
+
+    def _step(self, actions: list[np.ndarray]) -> Step:
+        """Step them. What `_reset` and `_step` return is checked here."""
+
     def _checked(self, step: Step) -> Step:
+        """Allow everything where no action follows, and refuse what cannot be learned from."""
+        for kind, obs in zip(self.kinds, step.obs, strict=True):
+            if kind.has_mask:
+                # a target across a time limit takes the best action that is allowed in the final observation
+                asked = step.truncated[kind.index] & ~kind.forbids_all(obs[ACTION_MASK])
+                obs[ACTION_MASK][~step.active[kind.index] & ~asked] = True
+            if fault := kind.find_fault(obs):
+                self._fail(kind.index[fault[0]], fault[1])
         if fault := out_of_range("reward", step.rewards, -self.max_reward, self.max_reward):
             agent, what = fault
             cure = "; use --reward_clip, or a smaller --reward_scale" if np.isfinite(step.rewards[agent]) else ""
             self._fail(agent, what + cure)
-        for kind, obs in zip(self.kinds, step.obs, strict=True):
-            if fault := kind.find_fault(obs):
-                self._fail(kind.index[fault[0]], fault[1])
         return step
-
-    def _naming(self, what: str, env: int | None = None) -> Any:
-        return naming_failures(self.name, None if env is None else self.seeds[env], self.num_steps, what)
 
     def _fail(self, agent: int, what: str) -> NoReturn:
         env, agent = divmod(int(agent), len(self.agents))
         who = f", agent {self.agents[agent]}" if len(self.agents) > 1 else ""
         raise EnvironmentFailure(f"{self.name}, seed {self.seeds[env]}, step {self.num_steps}{who}: {what}") from None
+
+    def _naming(self, what: str, env: int | None = None) -> contextlib.AbstractContextManager:
+        return naming_failures(self.name, None if env is None else self.seeds[env], self.num_steps, what)
+
+
+@contextlib.contextmanager
+def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> Iterator[None]:
+    """Turn whatever an environment raises in its method `what` into an `EnvironmentFailure` that says where it was.
+
+    A missing package becomes a `UserError` that says what to install.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, UserError, EnvironmentFailure):
+        raise
+    except gym.error.DependencyNotInstalled as error:  # it says what to install
+        raise UserError(f"--env={name}: {error}") from error
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise UserError(f"--env={name}: {error}; check the name and PYTHONPATH, or: pip install {package}") from error
+    except BaseException as error:  # such as SystemExit, or what is written in Rust raises
+        raise EnvironmentFailure(f"{name}, seed {seed}, step {num_steps}: {what}() raised {type(error).__name__}: "
+                                 f"{error}") from error
+
+
+def as_number(value: Any) -> float:
+    """Return a number that may come in an array of one; None is nan. Raises errors for anything else."""
+    return value if isinstance(value, float) else np.asarray(value, np.float64).item()
+
+
+# ---- what is known before a run begins -----------------------------------------------------------------------------
 
 
 class EnvInfo(NamedTuple):
@@ -149,11 +172,8 @@ class EnvInfo(NamedTuple):
         Raises `UserError` when the policy was trained with others, which would mean something else to it.
         """
         leaves, action_space = self.kinds[kind]
-        own, saved = self.spaces_of(kind), state.get("spaces")
-        if saved is None:
-            say(f"checkpoint {path} is of an earlier version: it holds no spaces to compare, and observations "
-                "that vary by less than 0.01 are normalized otherwise now")
-            return leaves, action_space
+        own = self.spaces_of(kind)
+        saved = state.get("spaces", own)  # checkpoints of the first versions hold none
         changed = [f"{name} is {own.get(name, 'gone')} and was {saved.get(name, 'not there')}"
                    for name in saved | own if own.get(name) != saved.get(name)]
         if changed:
@@ -166,62 +186,46 @@ class EnvInfo(NamedTuple):
 def describe(env: VectorEnv) -> EnvInfo:
     """Describe environments that were reset (an action mask may only show then)."""
     return EnvInfo(env.agents, env.kind_of_agent, [(kind.obs_space, kind.action_space) for kind in env.kinds],
-                   next(iter(env.default_shapings()), None), [kind.space for kind in env.kinds])
+                   env.default_shaping, [kind.space for kind in env.kinds])
+
+
+# ---- one agent: gymnasium ------------------------------------------------------------------------------------------
 
 
 class GymVectorEnv(VectorEnv):
-    """A gymnasium vector environment whose reset() takes a list of seeds: one agent in each environment."""
+    """A gymnasium vector environment in NEXT_STEP mode, whose reset() takes a list of seeds; each has one agent.
 
-    def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False,
-                 objective: str = TRUE_OBJECTIVE) -> None:
-        mode = env.metadata.get("autoreset_mode")
-        if mode != AutoresetMode.NEXT_STEP:
-            raise UserError(f"the vector environment resets in mode {mode}; NEXT_STEP is needed")
-        self._env, self.name, self._objective = env, name, objective
-        self.num_envs = env.num_envs
+    Action masks and objectives are those of the `Guard`s in it; a batched implementation has neither.
+    """
+
+    def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False) -> None:
+        spaces_of_one = (env.single_observation_space, env.single_action_space)
+        super().__init__(name, env.num_envs, ["agent"], [spaces_of_one], squash_actions)
+        self._env, self.kind = env, self.kinds[0]
+        self._guards: list[Guard] = getattr(env, "envs", [])
         self.frames_per_sec = env.metadata.get("render_fps") or VectorEnv.frames_per_sec
-        self.agents, self.kind_of_agent = ["agent"], [0]
-        self.kind = AgentKind(name, env.single_observation_space, env.single_action_space, np.arange(env.num_envs),
-                              squash_actions=squash_actions)
-        self.kinds = [self.kind]
+        if self._guards and self._guards[0].has_wrapper_attr("get_default_reward_shaping"):
+            self.default_shaping = self._guards[0].get_wrapper_attr("get_default_reward_shaping")()
 
-    def reset(self, seed: int | Sequence[int]) -> Step:
-        self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
-        with self._naming("reset"):
-            obs, info = self._env.reset(seed=self.seeds)
-            if ACTION_MASK in info and not self.kind.has_mask:
-                self.kind.add_mask(in_info=True)
-            no = np.zeros(self.num_envs, bool)
-            self._over = ~no
-            return self._step(obs, np.zeros(self.num_envs), no, no, info)
+    def _reset(self) -> Step:
+        obs, _ = self._env.reset(seed=self.seeds)
+        if any(guard.mask is not None for guard in self._guards) and not self.kind.has_mask:
+            self.kind.add_mask(in_info=True)
+        no = np.zeros(self.num_envs, bool)
+        self._over = ~no
+        return self._join(obs, np.zeros(self.num_envs), no, no)
 
-    def step(self, actions: list[np.ndarray]) -> Step:
-        self.num_steps += 1
-        with self._naming("step"):
-            return self._step(*self._env.step(self.kind.actions(actions[0])))
+    def _step(self, actions: list[np.ndarray]) -> Step:
+        return self._join(*self._env.step(self.kind.actions(actions[0])))
 
-    def _step(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: Info) -> Step:
+    def _join(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, *_: Any) -> Step:
         was_reset, self._over = self._over, terminated | truncated
-        flat = self.kind.flatten(obs)
-        source = self.kind.mask_source(flat, info)
-        if self.kind.has_mask:
-            masks = source.get(ACTION_MASK, [None] * self.num_envs)
-            given = source.get(f"_{ACTION_MASK}", [True] * self.num_envs)  # where there is one in the info
-            flat[ACTION_MASK] = self.kind.join_masks([mask if is_given else None
-                                                      for mask, is_given in zip(masks, given, strict=True)])
-            # no action follows; but a target across a time limit takes the best one that is allowed
-            flat[ACTION_MASK][terminated | (truncated & self.kind.forbids_all(flat[ACTION_MASK]))] = True
-        objectives = np.full(self.num_envs, np.nan)
-        if (key := self._objective) in info:
-            objectives = np.where(info.get(f"_{key}", True), info[key], np.nan)
-        return self._checked(Step([flat], rewards, terminated, truncated, ~self._over, was_reset, objectives))
-
-    def default_shapings(self) -> list[Any]:
-        return [env.get_wrapper_attr("get_default_reward_shaping")() for env in getattr(self._env, "envs", ())
-                if env.has_wrapper_attr("get_default_reward_shaping")]
+        flat = self.kind.flatten(obs, [guard.mask for guard in self._guards])
+        objectives = np.array([guard.objective for guard in self._guards] or [np.nan] * self.num_envs)
+        return Step([flat], rewards, terminated, truncated, ~self._over, was_reset, objectives)
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
-        self._env.envs[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)
+        self._guards[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)
 
     def render(self) -> np.ndarray:
         return self._env.render()[0]
@@ -233,16 +237,18 @@ class GymVectorEnv(VectorEnv):
 class Guard(gym.Wrapper):
     """Stands between one environment and gymnasium's `SyncVectorEnv`.
 
-    When reset() or step() raises, it says which environment it was, with which seed and in which step. Of the infos it
-    passes on only what somebody reads, in one form: gymnasium joins those of all environments in arrays that are made
-    for the first one, and fails where types or shapes differ.
+    When reset() or step() raises, it says which environment it was, with which seed and in which step. It keeps what
+    somebody reads of the last info, and passes no info on: gymnasium would join those of all environments in arrays
+    that are made for the first one, and fail where types or shapes differ.
     """
 
-    def __init__(self, env: gym.Env, name: str, objective: str = TRUE_OBJECTIVE) -> None:
+    def __init__(self, env: gym.Env, name: str, key: str) -> None:
         super().__init__(env)
-        self._name, self._objective = name, objective
+        self._name, self._key = name, key  # of the objective
         self._first_seed, self._num_steps = None, 0
-        self._has_masks = False  # a method that gives them, looked for when the environment is ready
+        method = "action_masks"  # as SB3-contrib has it
+        self._find_mask = env.get_wrapper_attr(method) if env.has_wrapper_attr(method) else lambda: None
+        self.mask, self.objective = None, np.nan
 
     def reset(self, *, seed: int | None = None, **kwargs: Any) -> tuple[Any, Info]:
         self._num_steps += 1
@@ -250,22 +256,17 @@ class Guard(gym.Wrapper):
             self._first_seed, self._num_steps = seed, 0
         with naming_failures(self._name, self._first_seed, self._num_steps, "reset"):
             obs, info = self.env.reset(seed=seed, **kwargs)
-            self._has_masks = self.env.has_wrapper_attr("action_masks")  # as SB3-contrib has it
-            return obs, self._read(info, needs_mask=True)
+            return obs, self._read(info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         self._num_steps += 1
         with naming_failures(self._name, self._first_seed, self._num_steps, "step"):
             obs, reward, terminated, truncated, info = self.env.step(action)
-            return obs, as_number(reward), terminated, truncated, self._read(info, needs_mask=not terminated)
+            return obs, as_number(reward), terminated, truncated, self._read(info, is_over=terminated)
 
-    def _read(self, info: Info, *, needs_mask: bool) -> Info:
-        read: dict[str, Any] = {}
-        mask = info.get(ACTION_MASK)
-        if mask is None and self._has_masks and needs_mask:
-            mask = self.env.get_wrapper_attr("action_masks")()
-        if mask is not None:
-            read[ACTION_MASK] = flatten_mask(mask)
-        if not np.isnan(objective := read_objective(info, self._objective)):
-            read[self._objective] = objective
-        return read
+    def _read(self, info: Info, *, is_over: bool = False) -> Info:
+        self.objective = as_number(info.get(self._key, np.nan))
+        self.mask = info.get(ACTION_MASK)
+        if self.mask is None and not is_over:
+            self.mask = self._find_mask()
+        return {}

@@ -19,7 +19,6 @@ from config import FRACTION, option, settings
 from envs.flat_spaces import num_columns
 from model import ActorCritic
 from normalizers import expanded_space
-from runtime.user_error import UserError
 from trainer import Trainer
 
 COMMON = {"num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}  # of every family
@@ -31,14 +30,10 @@ COMMON = {"num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "rel
 class Settings(ReplaySettings):
     """The settings of SAC beside those of a replay."""
 
+    unused = ReplaySettings.unused | {"squash_actions": True, "adaptive_stddev": True, "replay_alpha": 0.0}
+
     target_tau: float = option(0.005, "sac", "share of the way to the critics that a step moves the targets",
                                bounds=FRACTION)
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name, needed in {"squash_actions": True, "adaptive_stddev": True, "core": "", "replay_alpha": 0.0}.items():
-            if getattr(self, name) != needed:
-                raise UserError(f"SAC needs --{name}={needed or 'none'}, not {getattr(self, name)}; leave it out")
 
 
 class ActorAndCritics(ActorCritic):
@@ -71,11 +66,8 @@ class SoftActorCritic(ReplayAlgorithm):
     profiles = dict.fromkeys(("mujoco", "box2d", "other"), COMMON) | {
         "classic_control": COMMON | {"replay_warmup": 2_048, "replay_size": 100_000}}
 
-    def make_network(self, obs_space, action_space):
+    def make_model(self, obs_space, action_space):
         return ActorAndCritics(self.cfg, obs_space, action_space)
-
-    def columns(self, action_space):
-        return {}
 
     def act(self, model, obs, rnn_states, new_episode, *, deterministic=False, agent_rank=None):
         drawn, _, likely = model.act(model.normalize(obs))

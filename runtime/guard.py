@@ -3,7 +3,8 @@
 It reads at a pipe that ends with the main process. Then it kills the server of the processes and all that came from it
 (components, and the programs that their environments have started: each carries the number of the main process in its
 environment) and removes temporary folders and shared memory. It belongs to no session and no parent of the run: what
-kills these spares it. This file is also the guard's program, and imports nothing of ours and nothing slow.
+kills these spares it. This file is also the guard's program; it imports nothing of ours, and nothing slow at first.
+Shared memory has files only on Linux; elsewhere nothing of it is found, and nothing is left.
 """
 
 import contextlib
@@ -14,38 +15,37 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
 from pathlib import Path
 
 RUN, COMPONENT = "STARTED_BY_RUN", "STARTED_BY_COMPONENT"  # in the environment of what these processes have started
 
 
-def started_by(kind: str, processes: Collection[int]) -> Iterator[int]:
+def started_by(kind: str, processes: set[int]) -> set[int]:
     """Find the programs that have one of these numbers as their `RUN` or `COMPONENT`, and their forks."""
-    marks = {f"{kind}={process}".encode() for process in processes}
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if not marks.isdisjoint(path.read_bytes().split(b"\0")):
-                yield int(path.parent.name)
+    import psutil
+
+    numbers = {str(process) for process in processes}
+    return {process.pid for process in psutil.process_iter(["environ"])
+            if (process.info["environ"] or {}).get(kind) in numbers}  # it may be another user's, or have ended
 
 
-def signal_with_programs(processes: Collection[int], number: int) -> None:
-    """Send a signal to components, which may lead groups, with all that they have started, in whatever session that is.
+def kill_with_programs(processes: set[int]) -> None:
+    """Kill components, which may lead groups, with all that they have started, in whatever session that is.
 
     Only a program that was started with an empty environment, in a session of its own, is not found.
     """
-    victims = {*processes, *started_by(COMPONENT, processes)}
-    segments = segments_of(victims) if number == signal.SIGKILL else set()
+    victims = processes | started_by(COMPONENT, processes)
+    segments = segments_of(victims)
     for process in victims:
         for send in os.killpg, os.kill:  # it may not lead its group yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                send(process, number)
+                send(process, signal.SIGKILL)
     if segments:  # of shared memory, which who is killed cannot remove: game engines have some
         others = {int(name) for name in os.listdir("/proc") if name.isdigit()} - victims
         subprocess.run(["rm", "-f", "--", *(segments - segments_of(others))], check=False)
 
 
-def segments_of(processes: Collection[int]) -> set[str]:
+def segments_of(processes: set[int]) -> set[str]:
     """Return the files of shared memory that processes have mapped."""
     found: set[str] = set()
     for process in processes:
@@ -58,7 +58,7 @@ def segments_of(processes: Collection[int]) -> set[str]:
 def start_guard() -> int:
     """Start the guard of this process; return the writing end of its pipe."""
     reader, writer = os.pipe()
-    subprocess.run([sys.executable, "-I", "-S", __file__, str(os.getpid())], stdin=reader, start_new_session=True,
+    subprocess.run([sys.executable, "-P", __file__, str(os.getpid())], stdin=reader, start_new_session=True,
                    env={name: os.environ[name] for name in os.environ.keys() - {RUN, COMPONENT}}, check=True)
     os.close(reader)
     return writer
@@ -88,7 +88,7 @@ def take_programs_along() -> None:
 
 if __name__ == "__main__" and os.fork() == 0:  # the run does not wait for its guard
     run, folders = int(sys.argv[1]), sys.stdin.buffer.read().split(b"\0")[:-1]  # until the main process ends
-    while left := list(started_by(RUN, [run])):
-        signal_with_programs(left, signal.SIGKILL)
+    while left := started_by(RUN, {run}):
+        kill_with_programs(left)
         time.sleep(0.05)
     subprocess.run(["rm", "-rf", "--", *folders, *Path("/dev/shm").glob(f"torch_{run}_*")], check=False)

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from tiny import Tiny
 from torch import Tensor, nn
 
 from appo import AsyncPPO
@@ -38,27 +38,23 @@ def misbehave() -> None:
         ctypes.PyDLL(None).sleep(10_000) if what == "hold the interpreter's lock" else time.sleep(10_000)
 
 
-class Telling(gym.Env):
+class Telling(Tiny):
     """The observation tells the episode, the step and the action before; the reward tells the step and the action."""
 
     observation_space = spaces.Box(-1, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(5)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         misbehave()
-        self.episode, self.t = float(self.np_random.integers(1, 2**20)), 0
+        self.episode, self.action = float(self.np_random.integers(1, 2**20)), -1
         self.length = int(self.np_random.integers(1, LONGEST))
-        return self.observe(-1), {}
+        self.truncates = self.length % 2 == 1
 
-    def observe(self, action: float) -> np.ndarray:
-        return np.array([self.episode, self.t, action], np.float32)
+    def observe(self) -> np.ndarray:
+        return np.array([self.episode, self.t, self.action], np.float32)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = self.t + action / 8
-        self.t += 1
-        over = self.t >= self.length
-        return self.observe(action), reward, over and self.length % 2 == 0, over and self.length % 2 == 1, {}
+    def reward(self, action: Any) -> float:
+        return self.t + action / 8
 
 
 class Checked(AsyncPPO):

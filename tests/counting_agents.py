@@ -46,11 +46,11 @@ class Script:
     small_rewards: bool = False  # -1, 0 or 1: games are often drawn
 
     def always_there(self, env: int, agent: int, episode: int) -> bool:
-        """Tell whether an agent is the one that an episode begins with, whatever the rules."""
+        """Return whether an agent is the one that an episode begins with, whatever the rules."""
         return agent == chance(env, episode) % self.num_agents
 
     def present(self, env: int, agent: int, episode: int) -> bool:
-        """Tell whether an agent takes part in an episode, be it later."""
+        """Return whether an agent takes part in an episode, be it later."""
         if self.always_there(env, agent, episode):
             return True
         misses = self.absences and chance(env, agent, episode, 1) % 3 == 0

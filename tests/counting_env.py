@@ -1,15 +1,14 @@
 """Vector environments whose observations name the agent, the episode and the step, to trace every transition."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 from gymnasium import spaces
 
 from config import Config
-from envs.flat_spaces import AgentKind, Observation
-from envs.vector_env import EnvInfo, Step, VectorEnv
-from runtime.seeding import consecutive
+from envs.flat_spaces import Observation
+from envs.vector_env import Step, VectorEnv
 
 
 class CountingEnv(VectorEnv):
@@ -21,39 +20,33 @@ class CountingEnv(VectorEnv):
 
     obs_space: ClassVar = {"obs": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
     action_space = spaces.Discrete(5)
-    info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None, [spaces.Dict(obs_space)])
 
     def __init__(self, num_envs: int, on_step: Callable[[], None] = lambda: None) -> None:
-        self.num_envs, self.on_step = num_envs, on_step
-        self.name, self.agents, self.kind_of_agent = "counting", ["agent"], [0]
-        self.kinds = [AgentKind("counting", self.obs_space["obs"], self.action_space, np.arange(num_envs),
-                                squash_actions=False)]
+        super().__init__("counting", num_envs, ["agent"], [(self.obs_space["obs"], self.action_space)], squash=False)
+        self.on_step = on_step
 
-    def reset(self, seed: int | Sequence[int]) -> Step:
-        self.seeds = consecutive(seed, self.num_envs)
+    def _reset(self) -> Step:
         self.ids = np.array([number_of(each) for each in self.seeds])
         self.episode, self.t = np.zeros(self.num_envs, int), np.zeros(self.num_envs, int)
         self.done = np.zeros(self.num_envs, bool)
-        return self.make_step(np.zeros(self.num_envs), self.done, self.done, ~self.done)
+        return self.show(np.zeros(self.num_envs), self.done, self.done, ~self.done)
 
-    def observe(self) -> Observation:
-        return {"obs": np.stack([self.ids, self.episode, self.t], 1).astype(np.float32)}
-
-    def make_step(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-                  was_reset: np.ndarray) -> Step:
-        return Step([self.observe()], rewards, terminated, truncated, ~(terminated | truncated), was_reset,
-                    np.full(self.num_envs, np.nan))
-
-    def step(self, actions: list[np.ndarray]) -> Step:
+    def _step(self, actions: list[np.ndarray]) -> Step:
         self.on_step()
         resetting = self.done
         self.episode = self.episode + resetting
         rewards = np.where(resetting, 0.0, reward_code(self.ids, self.episode, self.t, actions[0][:, 0]))
         self.t = np.where(resetting, 0, self.t + 1)
-        ended = ~resetting & (self.t >= episode_length(self.ids, self.episode))
-        truncated = ended & (self.episode % 3 == 2)
-        self.done = ended
-        return self.make_step(rewards, ended & ~truncated, truncated, resetting)
+        self.done = ~resetting & (self.t >= episode_length(self.ids, self.episode))
+        truncated = self.done & (self.episode % 3 == 2)
+        return self.show(rewards, self.done & ~truncated, truncated, resetting)
+
+    def observe(self) -> Observation:
+        return {"obs": np.stack([self.ids, self.episode, self.t], 1).astype(np.float32)}
+
+    def show(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, was_reset: np.ndarray) -> Step:
+        return Step([self.observe()], rewards, terminated, truncated, ~self.done, was_reset,
+                    np.full(self.num_envs, np.nan))
 
 
 def number_of(seed: int) -> int:

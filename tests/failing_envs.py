@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from tiny import Result, Tiny
 
-from runtime.seeding import ENVIRONMENT, EVALUATION, derive_seed
+from runtime.utils import ENVIRONMENT, EVALUATION, derive_seed
 
 SEED = 4  # of the runs
 FAILING_SEED = derive_seed(SEED, ENVIRONMENT, index=1, part=1)  # the second split's second environment
@@ -27,26 +27,22 @@ FAILING_RESET = 8
 EPISODE_LENGTH = 3
 
 
-class Steady(gym.Env):
+class Steady(Tiny):
     """Counts its calls; every episode takes 3 steps and gives a reward of 1 in each."""
 
-    observation_space: spaces.Space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space: spaces.Space = spaces.Discrete(3)
-    first_seed, num_calls, t = -1, 0, 0
+    action_space: Any = spaces.Discrete(3)
+    length: Any = EPISODE_LENGTH
+    first_seed, num_calls = -1, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        if seed is None:
-            self.num_calls += 1
-        else:
-            self.first_seed, self.num_calls = seed, 0
-        self.t = 0
-        return self.observe(), self.info()
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.num_calls += 1
-        self.t += 1
-        return self.observe(), self.reward(), self.t >= self.episode_length(), False, self.info()
+        if seed is not None:
+            self.first_seed, self.num_calls = seed, 0
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Result:
+        self.num_calls += 1
+        return super().step(action)
 
     def fails_in(self, call: int) -> bool:
         return self.first_seed == FAILING_SEED and self.num_calls == call
@@ -56,15 +52,6 @@ class Steady(gym.Env):
 
     def observe(self) -> Any:
         return np.full(2, self.t / EPISODE_LENGTH, np.float32)
-
-    def reward(self) -> float:
-        return 1.0
-
-    def episode_length(self) -> int:
-        return EPISODE_LENGTH
-
-    def info(self) -> dict[str, Any]:
-        return {}
 
 
 # ---- numbers that cannot be learned from -----------------------------------------------------------------------------
@@ -76,17 +63,17 @@ class NanObservation(Steady):
 
 
 class NanReward(Steady):
-    def reward(self) -> float:
+    def reward(self, action: Any) -> float:
         return math.nan if self.fails_in(FAILING_STEP) else 1.0
 
 
 class HugeReward(Steady):
-    def reward(self) -> float:
+    def reward(self, action: Any) -> float:
         return 1e30 if self.fails_in(FAILING_STEP) else 1.0
 
 
 class LargeReward(Steady):
-    def reward(self) -> float:
+    def reward(self, action: Any) -> float:
         return 9e11 if self.num_calls % 3 else -9e11
 
 
@@ -99,19 +86,16 @@ class LargeObservation(Steady):
 
 
 class StepRaises(Steady):
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        result = super().step(action)
+    def reward(self, action: Any) -> float:
         if self.fails_in(FAILING_STEP):
             raise ValueError("the wheel came off")
-        return result
+        return 1.0
 
 
 class ResetRaises(Steady):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        result = super().reset(seed=seed)
+    def begin(self) -> None:
         if self.fails_in(FAILING_RESET):
             raise KeyError("no more levels")
-        return result
 
 
 # ---- masks and spaces ------------------------------------------------------------------------------------------------
@@ -142,22 +126,22 @@ class LateMask(Steady):
 class ActionIsReward(Steady):
     """Rewards an action with its number, so that a return tells what was played."""
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, _, *rest = super().step(action)
-        return obs, float(action), *rest
+    def reward(self, action: Any) -> float:
+        return float(action)
 
 
 class FailsInEvaluation(Steady):
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def reward(self, action: Any) -> float:
         if self.in_evaluation():
             raise ValueError("not in the test, please")
-        return super().step(action)
+        return 1.0
 
 
 class EndlessEvaluation(Steady):
     """Has short episodes in training and endless ones of slow steps in an evaluation."""
 
-    def episode_length(self) -> int:
+    @property
+    def length(self) -> int:
         if self.in_evaluation():
             time.sleep(0.02)
             return 10**9
@@ -170,7 +154,8 @@ class GatedEvaluation(Steady):
     def __init__(self, gate: Path) -> None:
         self.gate = gate
 
-    def episode_length(self) -> int:
+    @property
+    def length(self) -> int:
         while self.in_evaluation() and not self.gate.exists():
             self.gate.with_suffix(".waiting").touch()
             time.sleep(0.01)
@@ -197,5 +182,5 @@ class MakingHangs(Steady):
 
 
 class StepExits(Steady):
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def reward(self, action: Any) -> float:
         sys.exit(0)

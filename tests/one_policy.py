@@ -3,7 +3,6 @@
 import fcntl
 import struct
 import termios
-from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -17,11 +16,11 @@ from shared_buffers import Inbox, SharedBuffers
 CPU = torch.device("cpu")
 
 
-def make_buffers(cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space, model: nn.Module,
-                 context: Any = None) -> SharedBuffers:
-    """Allocate what the components of one policy share; without a context for one process."""
+def make_buffers(cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space,
+                 model: nn.Module) -> SharedBuffers:
+    """Allocate what the components of one policy share."""
     info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None, [spaces.Dict(obs_space)])
-    return SharedBuffers(cfg, algorithm_class(cfg.algo)(cfg), info, [0], [model], [CPU], context)
+    return SharedBuffers(cfg, algorithm_class(cfg.algo)(cfg), info, [0], [model], [CPU])
 
 
 def take_one(inbox: Inbox) -> tuple[int, int]:
@@ -36,5 +35,5 @@ def drain(inbox: Inbox) -> list[tuple[int, ...]]:
 
 def num_waiting(inbox: Inbox) -> int:
     """Count the records in an inbox."""
-    size = struct.unpack("i", fcntl.ioctl(inbox.reader, termios.FIONREAD, b"\0" * 4))[0]
+    size = struct.unpack("i", fcntl.ioctl(inbox.pipe, termios.FIONREAD, b"\0" * 4))[0]
     return size // Inbox.RECORD.size

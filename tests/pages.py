@@ -1,8 +1,4 @@
-"""What is typed in the pages of the documentation, made short, and run in a folder like the repository's.
-
-`test_pages.py` runs README's commands and those of most pages with it. For other pages: `make_folder(folder, [page])`,
-then `run(folder, command)` for each of `commands(page)`.
-"""
+"""What is typed in the pages of the documentation, made short, and run in a folder like the repository's."""
 
 import re
 import shlex
@@ -11,9 +7,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from python_server import DEADLINE_SEC, ROOT, python
+from python_server import DEADLINE_SEC, ENVIRONMENT, ROOT, python
 
-LINKED = [*ROOT.glob("*.py"), *(ROOT / name for name in ("algorithms", "docs", "envs", "examples", "runtime", "tools"))]
+LINKED = [path for path in ROOT.glob("[!.]*") if path.name not in ("tests", "train_dir")]
 # whoever runs the tests has done these
 NOT_RUN = ("python3 -m venv", "pip install", "-m pytest", "source .venv/bin/activate")
 
@@ -21,26 +17,22 @@ SIZES = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size":
          "num_epochs": 1}
 GOAL = 200  # env_steps of a run
 FLAGS = " ".join(f"--{name} {value}" for name, value in (SIZES | {"train_for_env_steps": GOAL}).items())
-LONGER = f"--train_for_env_steps {2 * GOAL}"
-SERIAL = "--serial_mode"  # where other tests start the same processes
-REPLAY = "--replay_size 1000 --replay_warmup 64"
 RESUMED = "python train.py --env PongNoFrameskip-v4"  # the one command that goes on with a run, which README says
 PARALLEL = ("examples.env_with_arguments", "examples.averaged_parameters")  # with processes, as they stand
 # runs a page's module or script as Python does, but with these settings of a system
 SHORT = f"""
 import runpy
 import sys
-from supervisor import Supervisor
 from trainer import Trainer
 
-train = Trainer.train
-init, short = Supervisor.__init__, {SIZES}
+System = Trainer
+init, train, short = System.__init__, Trainer.train, {SIZES}
 if "examples" in sys.argv[1] and sys.argv[1] not in {PARALLEL}:
     short["serial_mode"] = True
 if "experiments" not in sys.argv[1]:  # these have --seconds
     Trainer.train = lambda self, steps=None, **more: train(self, steps and {GOAL}, **more)
     short["train_for_env_steps"] = {GOAL}
-Supervisor.__init__ = lambda self, *args, **settings: init(self, *args, **settings | short)
+System.__init__ = lambda self, *args, **settings: init(self, *args, **settings | short)
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -53,28 +45,25 @@ seeds = [10]
 default = ""
 """
 
-# how a command is made short: what is replaced in it, and by what; the first pattern that is found counts
+# how a command is made short: what is replaced in it, and by what; all patterns that are found count
 SHORTER = [
-    (r"^python train\.py --help$", r"\g<0>"),
-    (rf"^{re.escape(RESUMED)}$", rf"\g<0> {FLAGS} {SERIAL} {LONGER}"),
-    (r" train\.py .*--algo APEX( --train_for_seconds 20)?$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY}"),
-    (r" train\.py .*--algo PQL .*$", rf"\g<0> {FLAGS} {SERIAL} {REPLAY} --replay_ratio 1"),
-    (r" train\.py .*self_play.*$", rf"\g<0> {FLAGS} {SERIAL} --self_play_snapshot_every_env_steps 100"),
-    (r" train\.py .*(IMPALA|annealed|by_appo|pettingzoo:|--encoder ).*$", rf"\g<0> {FLAGS} {SERIAL}"),
-    (r" train\.py .*(by_a3c|--experiment speed).*$", rf"\g<0> {FLAGS} {SERIAL}"),  # A3C has one learner then
-    (r" train\.py .*$", rf"\g<0> {FLAGS}"),
+    (r" train\.py (?!--help).*$", rf"\g<0> {FLAGS}"),
+    (r"^python train\.py (?!.*--(help|async_rl|trace_sec)).*$", r"\g<0> --serial_mode"),  # others start processes
+    (rf"^{re.escape(RESUMED)} --num_workers.*$", rf"\g<0> --train_for_env_steps {2 * GOAL}"),
+    (r"--algo (APEX|PQL) .*$", r"\g<0> --replay_size 1000 --replay_warmup 64 --replay_ratio 1"),
+    (r" --self_play.*$", r"\g<0> --self_play_snapshot_every_env_steps 100"),
     (r"^python -m tools\.tournament .*--episodes 200 ", r"\g<0>--episodes 2 "),
     (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
     (r"^python -m tools\.benchmark throughput .*$", rf"\g<0> {FLAGS} --seconds 0.3"),
     (r"^(python -m tools\.study) docs/studies/pong\.toml ", r"\1 short.toml "),
-    (r"^python -m tools\.(plot|export) .*$", r"\g<0>"),
     (r"^(python -m docs\.experiments\.synchronous) --seconds 20$", r"\1 --seconds 0.1 --num_envs 4"),
-    (r"^python -m (docs\.experiments\.\w+) --seconds \S+$", r"python short.py \1 --seconds 0.1"),
-    (r"^python -m docs\.experiments\.(weight_once|kill)$", r"\g<0>"),
-    (r"^python -m (docs\.experiments\.\w+)$", r"python short.py \1"),
+    (r"^python -m (docs\.experiments\.\w+)( --seconds )\d+$", r"python short.py \1\g<2>0.1"),
     (r"^tensorboard .*$", r"\g<0> --inspect"),  # lists what it would show, and ends
     (r"^python -m (examples\.\w+)$", r"python short.py \1"),
     (r"^python (script_\w+)\.py$", r"python short.py \1"),
+    # short as they are
+    (r"^python (train\.py --help|-m (tools\.(plot|export|timeline)|docs\.experiments\.(weight_once|kill)) ?.*)$",
+     r"\g<0>"),
 ]
 
 
@@ -127,24 +116,19 @@ def make_folder(folder: Path, pages: Iterable[Path]) -> None:
     (folder / "short.toml").write_text(STUDY)
 
 
-def run(folder: Path, command: str) -> subprocess.CompletedProcess:
-    """Run a command of `commands` in the folder, shortened; an `AssertionError` where nothing says how.
+def run(folder: Path, command: str) -> tuple[int, str]:
+    """Run a command of `commands` in the folder, shortened; return its exit status, and what it has said.
 
     A plain `python ...` runs in a fork, since PyTorch takes seconds to import; everything else in a shell.
     """
-    *told, last = command.splitlines()
-    short = next((re.sub(pattern, by, last) for pattern, by in SHORTER if re.search(pattern, last)), None)
-    assert short, f"{last}: say in SHORTER how it is made short"
+    *told, short = command.splitlines()
+    assert any(re.search(pattern, short) for pattern, _ in SHORTER), f"{short}: say in SHORTER how it is made short"
+    for pattern, by in SHORTER:
+        short = re.sub(pattern, by, short)
     if re.fullmatch(r"python [^|&;<>*?~$()]*", short) and not told:
         return python(shlex.split(short)[1:], folder)
-    return subprocess.run(
-        ["bash", "-c", "\n".join(["source .venv/bin/activate", *told, short])], cwd=folder, capture_output=True,
-        text=True, timeout=DEADLINE_SEC, check=False,
-        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled",
-             "PYTHONPATH": str(folder)})  # train.py is a link, its folder another one
-
-
-def exact_outputs(page: Path) -> dict[str, str]:
-    """Return what a page shows, and calls exact, below a block of one command."""
-    return dict(re.findall(r"^```bash\n([^\n]+)\n```\n+<!-- exact -->\n```text\n(.*?)^```", page.read_text(),
-                           re.MULTILINE | re.DOTALL))
+    done = subprocess.run(  # train.py is a link, its folder another one
+        ["bash", "-c", "\n".join(["source .venv/bin/activate", *told, short])], cwd=folder, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=DEADLINE_SEC, check=False,
+        env=ENVIRONMENT | {"PYTHONPATH": str(folder)})
+    return done.returncode, done.stdout

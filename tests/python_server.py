@@ -4,7 +4,6 @@ A program finds what `python` would give it: its arguments, folder, output and e
 repository are imported already, and found from every folder; and what outlives the program is not waited for.
 """
 
-import atexit
 import functools
 import gc
 import importlib
@@ -14,38 +13,30 @@ import runpy
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled"}
 DEADLINE_SEC = 300  # stands for "does not hang", also on a busy machine
 
 
-def python(arguments: list[str], folder: Path) -> subprocess.CompletedProcess:
-    """Run `python ARGUMENTS` in a folder; it and its children can import the modules of that folder."""
+def python(arguments: list[str], folder: Path) -> tuple[int, str]:
+    """Run `python ARGUMENTS` in a folder, whose modules it can import; return its exit status, and what it has said."""
     server = start_server()
-    with tempfile.TemporaryDirectory() as outputs:
-        paths = [f"{outputs}/{name}" for name in ("stdout", "stderr")]
-        server.stdin.write(json.dumps([arguments, str(folder), paths]) + "\n")
-        server.stdin.flush()
-        status = server.stdout.readline()
-        assert status, "the server has died"
-        return subprocess.CompletedProcess(arguments, int(status), *(Path(path).read_text() for path in paths))
+    print(json.dumps([arguments, str(folder)]), file=server.stdin, flush=True)
+    return int(server.stdout.readline()), (folder / "output.txt").read_text()
 
 
 @functools.cache
 def start_server() -> subprocess.Popen:
-    """Start the process that is forked; it ends with this one."""
-    server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled", "PYTHONPATH": str(ROOT)})
-    atexit.register(server.communicate)
-    return server
+    """Start the process that is forked; it ends when its input does, with this process."""
+    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)})
 
 
 def serve() -> None:
-    """Fork once for each line; tell the exit status of each fork."""
-    for name in ("gymnasium", "ale_py", "appo", "torch._dynamo"):
+    """Fork once for each line; print the exit status of each fork."""
+    for name in ("gymnasium", "ale_py", "trainer", "torch._dynamo"):
         importlib.import_module(name)
     gc.freeze()  # else each fork looks for garbage among all of that at its end
     while line := sys.stdin.readline():
@@ -55,14 +46,14 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 
 
-def become(arguments: list[str], folder: str, outputs: list[str]) -> None:
+def become(arguments: list[str], folder: str) -> None:
     """Turn this fork into the program."""
     signal.alarm(DEADLINE_SEC)
     os.chdir(folder)
-    for number, path in enumerate([os.devnull, *outputs]):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
-    os.environ["PYTHONPATH"] = folder
-    sys.path[0] = folder
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (1, 2):
+        os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
+    os.environ["PYTHONPATH"] = sys.path[0] = folder
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -12,8 +12,7 @@ from parts import ONE_STEP, make_config
 from torch import Tensor
 
 from algorithm import Algorithm, Loss, MaskedMean
-from appo import AsyncPPO
-from feed import Batch
+from feed import Dataset
 from learner import Learner
 from model import ActorCritic, make_model
 from policy_worker import PolicyWorker
@@ -87,16 +86,33 @@ class Rig:
     def prepared(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what the learner adds to a dataset."""
         with torch.no_grad():
-            return self.learner.algorithm.prepare(self.learner.model, clone(data), self.learner.ask)
+            return self.learner.algorithm.prepare(self.learner.model, clone(data), self.learner.evaluate)
 
-    def batch(self, seed: int = 0) -> Batch:
-        """Return a dataset of fresh trajectories, with the rows of the learner's next minibatches in order."""
-        batch = Batch(self.buffers.specs[0], self.cfg.trajectories_per_dataset)
+    def dataset(self, seed: int = 0) -> Dataset:
+        """Return a dataset of fresh trajectories."""
+        dataset = Dataset(self.buffers.specs[0], self.cfg.trajectories_per_dataset)
         for part in range(self.cfg.num_batches_per_epoch):
             data = self.minibatch(seed + part)
-            for name, tensor in batch.tensors.items():
+            for name, tensor in dataset.tensors.items():
                 tensor[TRAJECTORIES * part : TRAJECTORIES * (part + 1)] = data[name]
-        return batch
+        return dataset
+
+    def train(self, dataset: Dataset | int = 0) -> dict[str, float]:
+        """Train on a dataset, or on fresh trajectories of a seed; return what the learner reports."""
+        self.learner.train_on_dataset(self.dataset(dataset) if isinstance(dataset, int) else dataset)
+        return self.trained()
+
+    def loss(self, data: dict[str, Tensor]) -> Loss:
+        """Compute the loss of a minibatch, with gradient."""
+        return self.learner.loss(self.learner.unroll(data), {name: x.transpose(0, 1) for name, x in data.items()})
+
+    def gradients(self, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the gradient of every parameter that has one, and the statistics of a minibatch."""
+        self.learner.model.zero_grad(set_to_none=True)
+        loss = self.loss(clone(data))
+        loss.total.backward()
+        grads = {name: p.grad for name, p in self.learner.model.named_parameters() if p.grad is not None}
+        return grads, {"loss": loss.total.detach()} | {name: x.detach() for name, x in loss.statistics.items()}
 
     def before_each_sgd_step(self, look: Callable[[dict[str, Tensor]], Any]) -> None:
         """Call a function with the minibatch of every SGD step, just before it."""
@@ -140,11 +156,3 @@ class ByUpdate(PolicyGradient):
         loss = -(policy.log_prob(data["actions"]) * data["rewards"])[data["valid"]].mean()
         descend(loss, model.parameters())
         return {"loss": loss}
-
-
-class LeavesOut(AsyncPPO):
-    """Forgets a column that it has declared."""
-
-    def act(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], Tensor]:
-        columns, rnn_states = super().act(*args, **kwargs)
-        return {name: column for name, column in columns.items() if name != "values"}, rnn_states

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from algorithm import MaskedMean
 from algorithms.apex import ApeX
+from config import configure
 from distributions import FORBIDDEN
 from envs.flat_spaces import ACTION_MASK
-from reducer import ALONE
-from runtime.run_folder import configure
-from runtime.user_error import UserError
+from runtime.several import ALONE
 from trainer import APEX
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32), ACTION_MASK: spaces.MultiBinary(5)}
@@ -55,7 +54,7 @@ def test_dueling_double_q_targets_and_the_loss_equal_a_slow_reference() -> None:
     obs, later = random_obs(size), random_obs(size)
     data: dict[str, Tensor] = {f"obs/{name}": value for name, value in obs.items()}
     data |= {f"following_obs/{name}": value for name, value in later.items()}
-    data |= {"rewards": torch.randn(size), "weights": torch.rand(size), "n_step_bias": torch.zeros(size),
+    data |= {"rewards": torch.randn(size), "weights": torch.rand(size),
              "discounts": torch.where(torch.rand(size) < 0.2, 0.0, 0.9), "new_episode": torch.ones(size).bool(),
              "actions": obs[ACTION_MASK].float().argmax(1, keepdim=True).float(), "rnn_states": torch.zeros(size, 0)}
     data = {name: value[:, None] for name, value in data.items()}
@@ -89,7 +88,7 @@ def test_dueling_double_q_targets_and_the_loss_equal_a_slow_reference() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_first_priorities_and_the_bias_are_those_of_the_networks_that_acted(n: int) -> None:
+def test_first_priorities_are_those_of_the_networks_that_acted(n: int) -> None:
     algorithm, _ = make(n_step=n, gamma=0.9)
     length = 12
     rewards, taken = torch.randn(length), torch.randn(length)
@@ -101,18 +100,16 @@ def test_first_priorities_and_the_bias_are_those_of_the_networks_that_acted(n: i
         steps.append(stop - t + 1)
         returns.append(sum(0.9**k * float(rewards[t + k]) for k in range(steps[-1])))
         discounts.append(0.0 if ends.get(stop) == "terminated" else 0.9 ** steps[-1])
-    found = algorithm.describe({
+    found = algorithm.first_priorities({
         "rewards": torch.tensor(returns), "discounts": torch.tensor(discounts), "steps": torch.tensor(steps),
         "q_taken": taken, "q_best": best})
     for t in range(length):
         later = t + steps[t]
         if discounts[t] and later == length:
-            assert found["priorities"][t].isnan(), "nobody has looked at what follows the trajectory"
+            assert found[t].isnan(), "nobody has looked at what follows the trajectory"
         else:
             follows = discounts[t] * float(best[later]) if discounts[t] else 0.0
-            assert float(found["priorities"][t]) == pytest.approx(abs(returns[t] + follows - float(taken[t])), abs=1e-5)
-        bias = sum(0.9**k * float(taken[t + k] - best[t + k]) for k in range(1, steps[t]))
-        assert float(found["n_step_bias"][t]) == pytest.approx(bias, abs=1e-5)
+            assert float(found[t]) == pytest.approx(abs(returns[t] + follows - float(taken[t])), abs=1e-5)
 
 
 def test_each_agent_explores_by_its_own_epsilon_among_what_is_allowed() -> None:
@@ -142,11 +139,6 @@ def test_the_target_network_is_a_copy_made_every_so_many_steps() -> None:
     algorithm.after_sgd_step(model, 20)
     assert torch.equal(model.target.policy_head.weight, model.policy_head.weight)
     assert model.target.policy_head.weight.data_ptr() != model.policy_head.weight.data_ptr()
-
-
-def test_other_actions_are_refused_with_the_algorithm_that_fits(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--algo=apex needs one discrete action, not Box.* use --algo=pql or appo"):
-        APEX("Pendulum-v1", train_dir=str(tmp_path), serial_mode=True)
 
 
 @pytest.mark.slow

@@ -2,30 +2,20 @@
 
 import json
 import math
-import os
-import shutil
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from counting_env import CountingEnv, make_counting_env
-from gymnasium import spaces
-from one_policy import CPU, make_buffers, num_waiting
 from parts import learners, make_config
 
+from algorithm import Loss
 from appo import AsyncPPO
-from learner import Learner
-from model import make_model
-from policy_worker import PolicyWorker
-from rollout_worker import RolloutWorker
 from runtime import checkpoint
-from runtime.run_folder import mend_run_dir, prepare_run_dir
-from runtime.user_error import UserError
-from shared_buffers import RESUME, STOP, Spec
-from supervisor import Supervisor
+from runtime.checkpoint import prepare_run_dir
+from runtime.utils import UserError
+from services.records import Records
 from trainer import APPO, Trainer
 
 CLOCK = {"wall_sec", "fps"}
@@ -63,16 +53,6 @@ def test_serial_mode_gives_bit_identical_figures_twice(tmp_path: Path, *, async_
         assert torch.equal(a, b)
 
 
-def test_rollout_workers_are_bound_to_cores_in_turns(tmp_path: Path) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    with start(tmp_path, num_workers=3, serial_mode=False, set_workers_cpu_affinity=True) as appo:
-        appo.train(500)
-        bound = {process.name: os.sched_getaffinity(process.pid) for process in appo.crew.processes}
-    for worker in range(3):
-        assert bound.pop(f"rollout_worker_{worker}") == {cores[worker % len(cores)]}
-    assert all(where == set(cores) for where in bound.values()), "only rollout workers are bound"
-
-
 def test_synchronous_mode_has_no_lag_and_asynchronous_mode_has_some(tmp_path: Path) -> None:
     for async_rl in (False, True):
         rows = metrics(run(tmp_path / str(async_rl), async_rl=async_rl, serial_mode=False).cfg.run_dir)
@@ -93,7 +73,7 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
             del state["optimizer"]["param_groups"][0]["lr"]
         torch.testing.assert_close(resumed, saved, rtol=0, atol=0)
         assert second.env_steps == first.env_steps
-        windows = [system.records.policies[0].window() for system in (first, second)]
+        windows = [system.find(Records).policies[0].window() for system in (first, second)]
         assert windows[0] == windows[1]
         assert windows[0]["returns"], "the last episodes count on"
         rows_before = len(metrics(second.cfg.run_dir))
@@ -108,86 +88,40 @@ def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_
     assert second.env_steps >= 4000
 
 
-@pytest.mark.parametrize(("settings", "named"), [
-    ({"algo": "apo"}, "--algo=apo"), ({"algo": "rig:PolicyGradient"}, "--algo=appo"),
-    ({"algo": "test_appo:TakenColumn", "experiment": "new"}, "valid")])
-def test_another_algorithm_is_refused(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
-    first = run(tmp_path)
-    given = {"train_dir": str(tmp_path), "experiment": first.cfg.experiment, "serial_mode": True} | settings
-    with pytest.raises(UserError, match=named):
-        Supervisor("CartPole-v1", **given)
+class SlowPPO(AsyncPPO):
+    """Takes 20 ms more for each SGD step."""
 
-
-class TakenColumn(AsyncPPO):
-    def columns(self, action_space: spaces.Space) -> dict[str, Spec]:
-        return super().columns(action_space) | {"valid": Spec((), torch.float32)}
+    def loss(self, *args: Any) -> Loss:
+        time.sleep(0.02)
+        return super().loss(*args)
 
 
 def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
-    cfg = make_config({
-        "env": "counting", "train_dir": str(tmp_path), "num_workers": 2, "num_envs_per_worker": 4, "rollout": 8,
-        "batch_size": 32, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": (8,)})
-    model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
-    buffers = make_buffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model)
-    shared = buffers.policies[0]
-    reports: list[dict[str, float]] = []
-    in_transit: list[int] = []
-
-    class SlowLearner(Learner):
-        def sgd_step(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            time.sleep(0.02)
-            in_transit.append(num_waiting(shared.trajectories_done))
-            return super().sgd_step(data)
-
-    learner = SlowLearner(cfg, buffers, 0, 0, CPU, None, lambda report: reports.append(report[2]))
-    components = [learner, PolicyWorker(cfg, buffers, 0, CPU),
-                  *(RolloutWorker(cfg, buffers, worker, lambda report: None, make_counting_env) for worker in range(2))]
-    threads = [threading.Thread(target=component.run) for component in components]
-    for thread in threads:
-        thread.start()
-    for inbox in buffers.worker_inboxes:
-        inbox.put((RESUME, 0))
-    deadline = time.monotonic() + 60
-    while len(reports) < 12 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    most_in_transit = max(in_transit)
-    buffers.stopping.fill_(True)
-    for messages in (*buffers.worker_inboxes, shared.requests, *shared.commands):
-        messages.put((STOP, 0))
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert len(reports) >= 12
+    with start(tmp_path, algo=SlowPPO, serial_mode=False, async_rl=True, rollout=8, batch_size=32) as appo:
+        appo.train(1500)
+        cfg, num_slots = appo.cfg, appo.buffers.num_slots
+    rows = [row for row in metrics(cfg.run_dir) if "policy_lag_max" in row]
+    # datasets: one is trained on, one is complete, the others are in all slots
+    ahead = 2 + math.ceil(num_slots / cfg.trajectories_per_dataset)
     steps_per_dataset = cfg.num_batches_per_epoch * cfg.num_epochs
-    ahead = 1 + math.ceil(buffers.num_slots / cfg.trajectories_per_dataset)  # datasets in the batch and in all slots
-    assert max(report["policy_lag_max"] for report in reports) <= ahead * steps_per_dataset
-    assert most_in_transit <= buffers.num_slots
-    trained = reports[-1]["env_steps_trained"]
-    held = (buffers.num_slots + 2 * cfg.trajectories_per_dataset) * cfg.rollout
-    assert int(buffers.env_steps.sum()) <= trained + held, "sampling waits for the learner"
+    assert 0 < max(row["policy_lag_max"] for row in rows) <= ahead * steps_per_dataset
+    held = (num_slots + 3 * cfg.trajectories_per_dataset) * cfg.rollout
+    assert all(row["env_steps"] - row["env_steps_trained"] <= held for row in rows), "sampling waits for the learner"
 
 
 def test_a_folder_in_which_a_process_trains_is_refused(tmp_path: Path) -> None:
-    cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path)})
-    lock, _ = prepare_run_dir(cfg, {})
+    def folder(**given: Any) -> Any:
+        cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path)} | given)
+        return prepare_run_dir(cfg.run_dir, vars(cfg))
 
-    def check_refused(**given: Any) -> None:
-        with pytest.raises(UserError, match="another process trains"):
-            prepare_run_dir(make_config({"env": "CartPole-v1", "train_dir": str(tmp_path)} | given), {})
-
-    for restart_behavior in ("resume", "restart", "overwrite"):
-        check_refused(restart_behavior=restart_behavior)
-    cfg.run_dir.rename(tmp_path / "moved")
-    check_refused()
-    check_refused(experiment="moved")
-    mend_run_dir(cfg, 1)
-    check_refused()
-    shutil.rmtree(cfg.run_dir)
-    check_refused()
+    lock = folder()
     (tmp_path / "link").symlink_to(tmp_path)
-    check_refused(train_dir=str(tmp_path / "link"))
+    for given in ({"restart_behavior": "resume"}, {"restart_behavior": "restart"}, {"restart_behavior": "overwrite"},
+                  {"train_dir": str(tmp_path / "link")}):
+        with pytest.raises(UserError, match="another process trains"):
+            folder(**given)
     lock.close()
-    prepare_run_dir(cfg, {})[0].close()
+    folder().close()
 
 
 def test_a_folder_that_holds_no_run_is_never_deleted(tmp_path: Path) -> None:
@@ -196,7 +130,7 @@ def test_a_folder_that_holds_no_run_is_never_deleted(tmp_path: Path) -> None:
     precious.write_text("years of work")
     cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path), "restart_behavior": "overwrite"})
     with pytest.raises(UserError, match="holds no run"):
-        prepare_run_dir(cfg, {})
+        prepare_run_dir(cfg.run_dir, vars(cfg))
     assert precious.read_text() == "years of work"
 
 
@@ -216,6 +150,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 def test_learns_with_the_default_settings(tmp_path: Path, env: str, algo: str, goal: float) -> None:
     """Train as `python train.py --env ENV` does, until the mean return of the last 100 episodes reaches the goal."""
     with Trainer(env, algo=algo, train_dir=str(tmp_path), num_workers=2) as system:
-        records = system.records.policies[0]
+        records = system.find(Records).policies[0]
         system.train(should_stop=lambda: len(records.returns) == 100 and records.mean_return >= goal)
         assert records.mean_return >= goal, f"{system.env_steps} env_steps"

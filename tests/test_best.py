@@ -14,9 +14,10 @@ from gymnasium import spaces
 from parts import SMALL, make_config
 from test_population import assert_equal, metrics_of, read_json
 
-from runtime import policy_records
 from runtime.checkpoint import BEST, is_better, load_checkpoint, policy_dir, sort_of_score
-from runtime.policy_records import RETURN_WINDOW
+from services import saving
+from services.progress import RETURN_WINDOW, PolicyProgress
+from services.records import Records
 from shared_buffers import SharedWeights
 from trainer import APPO
 
@@ -77,8 +78,8 @@ def windows() -> list[float]:
 def test_the_best_full_window_is_saved_when_it_happens(env: str, tmp_path: Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before the end, and in a shorter time than 20 seconds."""
-    monkeypatch.setattr(policy_records, "MIN_BEST_SEC", 0.0)
-    monkeypatch.setattr(policy_records, "BEST_SHARE", 1e9)
+    monkeypatch.setattr(saving, "MIN_BEST_SEC", 0.0)
+    monkeypatch.setattr(saving, "BEST_SHARE", 1e9)
     appo = run(tmp_path, 1200, env)
     best = best_of(tmp_path)
     assert best["score"] == pytest.approx(max(windows()), abs=0.02), "a few episodes finish between two looks"
@@ -90,10 +91,10 @@ def test_the_best_full_window_is_saved_when_it_happens(env: str, tmp_path: Path,
 
 def test_at_the_end_it_is_looked_at_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving is rare here, and the return still rises."""
-    monkeypatch.setattr(policy_records, "MIN_BEST_SEC", 1e9)
+    monkeypatch.setattr(saving, "MIN_BEST_SEC", 1e9)
     appo = run(tmp_path, 450)
     assert best_of(tmp_path)["score"] == pytest.approx(windows()[-1], abs=0.01)
-    assert appo.records.policies[0].mean_return == pytest.approx(best_of(tmp_path)["score"])
+    assert appo.find(Records).policies[0].mean_return == pytest.approx(best_of(tmp_path)["score"])
 
 
 # ---- good enough -----------------------------------------------------------------------------------------------------
@@ -112,8 +113,7 @@ def test_a_run_ends_when_the_mean_of_100_episodes_is_good_enough_and_says_so(
         run(tmp_path, 100, **more)
         out = capsys.readouterr().out
         assert num_episodes <= len(RisesAndFalls.episodes) <= 2 * num_episodes + 1, "one tells the spaces"
-        assert (f"a return of {reached:.2f} of {more.get('stop_at_return', 0.5)}; train on with --stop_at_return=inf"
-                in out) == (num_episodes == 0)
+        assert (f"a return of {reached:.2f} of {more.get('stop_at_return', 0.5)}; raise" in out) == (num_episodes == 0)
 
 
 def test_a_hundred_good_episodes_are_needed_and_other_parameters_begin_anew(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_hundred_good_episodes_are_needed_and_other_parameters_begin_anew(tmp_
     (99, None, 0, False), (100, None, 0, True), (100, None, 500, False), (0, 18.0, 500, True), (100, 17.9, 500, False)])
 def test_where_there_are_evaluations_they_decide(num_episodes: int, evaluated: float | None, every: int,
                                                  is_enough: bool) -> None:
-    policy = policy_records.PolicyRecords(0, {}, 0, 1, None)
+    policy = PolicyProgress(0, {}, 0, None)
     for _ in range(num_episodes):
         policy.add_episode(18.0, 10, math.nan)
     if evaluated is not None:
@@ -174,7 +174,7 @@ def test_a_resumed_run_whose_objectives_come_seldom_keeps_what_they_chose(
     before = best_of(tmp_path)["score"]
     monkeypatch.setattr(RisesAndFallsByObjective, "has_objective", False)  # returns of up to 1 come first
     resumed = run(tmp_path, 160, "RisesAndFallsByObjective", episodes=[0.0] * 500)
-    assert resumed.records.policies[0].mean_return > before
+    assert resumed.find(Records).policies[0].mean_return > before
     assert best_of(tmp_path)["score"] == before
 
 

@@ -1,18 +1,12 @@
 """The exercises: each check refuses its starting point and plausible mistakes, and accepts the solution."""
 
-import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 from docs.exercises import check
-from train import main as train
 
 FOLDER = Path(check.__file__).parent
-QUICK = ["--serial_mode", "--train_for_env_steps=200", "--num_workers=1", "--num_envs_per_worker=4", "--rollout=8",
-         "--batch_size=32", "--num_batches_per_epoch=1", "--num_epochs=1"]
 
 # (exercise, what of its solution is replaced, by what)
 MISTAKES = [
@@ -50,21 +44,3 @@ def test_a_plausible_mistake_is_refused(number: int, right: str, wrong: str, tmp
     mistaken.write_text(source.replace(right, wrong))
     status, text = check.judge(number, mistaken)
     assert status == check.NOT_YET, text
-
-
-def commands() -> list[list[str]]:
-    """Return the arguments of the page's training commands."""
-    blocks = re.findall(r"```bash\n(python train\.py .*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
-    return [shlex.split(block.replace("\\\n", ""))[2:] for block in blocks]
-
-
-@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")  # of PettingZoo
-@pytest.mark.parametrize("typed", commands(), ids=" ".join)
-@pytest.mark.parametrize("folder", ["start", "solutions"])
-def test_a_command_of_the_page_trains_with_the_start_and_with_the_solution(folder: str, typed: list[str],
-                                                                           tmp_path: Path) -> None:
-    if any(argument.startswith("pettingzoo:") for argument in typed):
-        pytest.importorskip("pettingzoo")
-    named = [argument.replace(".start.", f".{folder}.") for argument in typed]
-    assert train([*named, *QUICK, f"--train_dir={tmp_path}"]) == 0
-    assert json.loads(next(tmp_path.glob("*/summary.json")).read_text())["sgd_steps"] > 0

@@ -1,18 +1,16 @@
 """What goes wrong in an environment stops the run and says which environment, which seed and which step it was."""
 
-import errno
 import multiprocessing
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from failing_envs import FAILING_RESET, FAILING_SEED, FAILING_STEP, SEED
-from parts import learners, make_config
+from parts import learners
 
+import trainer
 from envs.vector_env import EnvironmentFailure
-from runtime import plan
-from runtime.user_error import ComponentError, UserError
+from runtime.utils import ComponentError, UserError
 from trainer import APPO
 
 SMALL: dict[str, Any] = {
@@ -67,23 +65,7 @@ def test_whatever_an_environment_does_is_told_in_the_last_line(tmp_path: Path, n
 
 
 def test_an_environment_may_hang_while_it_is_made_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "START_SEC", 0.5)
-    with pytest.raises(ComponentError, match=r"^probe of failing_envs:MakingHangs hangs: more than 1 s "
-                       r"\(--stall_timeout_sec\)$"):
-        plan.probe_in_child(make_config({"env": "failing_envs:MakingHangs", "stall_timeout_sec": 0.5}))
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_processes_end_where_the_system_gives_no_descriptors_of_them(monkeypatch: pytest.MonkeyPatch, *,
-                                                                     is_there: bool) -> None:
-    """Older kernels and strict containers have no `pidfd_open`, and other systems Python's function neither."""
-    def refuse(pid: int) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    if is_there:
-        monkeypatch.setattr(os, "pidfd_open", refuse)
-    else:
-        monkeypatch.delattr(os, "pidfd_open")
-    assert plan.probe_in_child(make_config({"env": "CartPole-v1"})).agents == ["agent"]
+    monkeypatch.setattr(trainer, "START_SEC", 0.5)
+    with pytest.raises(ComponentError, match=r"^probe of failing_envs:MakingHangs hangs: more than 1 s "):
+        APPO("failing_envs:MakingHangs", stall_timeout_sec=0.5)
     assert not multiprocessing.active_children()

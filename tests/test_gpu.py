@@ -16,8 +16,8 @@ from pretend_gpu import DEVICE
 from torch import nn
 
 import evaluate
-from policy_worker import cut, largest_items_first
 from runtime.checkpoint import find_checkpoint, load_checkpoint
+from shared_buffers import Spec, num_bytes, views
 from trainer import A3C, APEX, APPO, IMPALA, PQL, Trainer, load
 
 ROOT = Path(__file__).parent.parent
@@ -57,19 +57,16 @@ def test_what_cuda_refuses_is_refused(tmp_path: Path) -> None:
     (APPO, "CartPole-v1", {"lr_schedule": "kl_adaptive", "lr_schedule_kl_threshold": 1e-4}),
     (APPO, "Pendulum-v1", {"squash_actions": True}),
     (APPO, tiny_envs.ReadsDict, {}),
-    (APPO, tiny_envs.MasksInObs, {}),
     (APPO, tiny_envs.MasksOfParts, {"exploration_loss": "symmetric_kl"}),
     (APPO, tiny_envs.ReadsImage, {}),
     (APPO, tiny_envs.Recalls, {"use_rnn": True, "rnn_type": "gru"}),
     (APPO, tiny_envs.Recalls, {"use_rnn": True, "rnn_type": "lstm", "recurrence": 4}),
     (APPO, "tiny_games:HigherWins", {"num_policies": 2, "self_play_past_fraction": 0.5,
                                      "self_play_snapshot_every_env_steps": 50}),
-    (APPO, "tiny_games:HunterAndPrey", {"num_policies": 2}),
     (APPO, "tiny_games:Payday", {
         "num_policies": 2, "with_pbt": True, "pbt_start_mutation": 60, "pbt_period_env_steps": 40,
         "pbt_mutation_rate": 1.0, "pbt_replace_reward_gap": 0.0, "pbt_replace_reward_gap_absolute": 0.0,
         "pbt_replace_fraction": 0.5}),
-    (IMPALA, "CartPole-v1", {}),
     (IMPALA, "CartPole-v1", {"optimizer": "adam", "lr_schedule": "kl_adaptive"}),
     (A3C, "CartPole-v1", {"num_learners": 1}),
     (APEX, "CartPole-v1", REPLAY),
@@ -116,9 +113,10 @@ def test_tensors_of_any_shapes_and_dtypes_lie_one_after_another(seed: int) -> No
     dtypes = [torch.bool, torch.float64, torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.int64]
     tensors = {str(dtype): torch.randint(0, 100, (5, *torch.randint(0, 4, (2,), generator=rng).tolist()),
                                          generator=rng).to(dtype) for dtype in dtypes}
-    ordered = largest_items_first(tensors)
-    packed = torch.cat([tensor.view(torch.uint8).flatten() for tensor in ordered.values()])
-    found = cut(packed, ordered)
+    specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    found = views(torch.empty(num_bytes(specs), dtype=torch.uint8), specs)
+    for name, tensor in tensors.items():
+        found[name].copy_(tensor)
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 

@@ -6,31 +6,34 @@ import random
 import signal
 import time
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
+import parts
 import pytest
 from one_policy import drain
 
+from services.records import Records
 from shared_buffers import PAUSE, SLOTS, SPLIT, STOP, Inbox
+from trainer import APPO
 
 FORK = multiprocessing.get_context("fork")
 
 
-def test_messages_come_in_order_and_slots_are_joined() -> None:
-    inbox = Inbox(FORK, 100)
+def test_messages_come_in_order_and_slots_are_joined_until_the_one_to_stop() -> None:
+    inbox, seen = Inbox(100), []
     assert inbox.empty()
-    for message in ((SPLIT, 3), (SPLIT, 4), (SLOTS, 1, 2), (SLOTS, 9), (PAUSE, 0), (SLOTS, 5)):
+    messages = [(SPLIT, 3), (SPLIT, 4), (SLOTS, 1, 2), (SLOTS, 9), (PAUSE, 0), (SLOTS, 5)]
+    joined = [(SPLIT, 3), (SPLIT, 4), (SLOTS, 1, 2, 9), (PAUSE, 0), (SLOTS, 5)]
+    for message in messages:
         inbox.put(message)
     assert not inbox.empty()
-    assert drain(inbox) == [(SPLIT, 3), (SPLIT, 4), (SLOTS, 1, 2, 9), (PAUSE, 0), (SLOTS, 5)]
+    assert drain(inbox) == joined
     assert inbox.empty()
-
-
-def test_serving_ends_at_the_message_to_stop() -> None:
-    inbox, seen = Inbox(FORK, 100), []
-    for message in ((SPLIT, 3), (SLOTS, 1, 2), (STOP, 0), (SPLIT, 4)):
+    for message in (*messages, (STOP, 0), (SPLIT, 4)):
         inbox.put(message)
     assert not inbox.serve(lambda *message: seen.append(message))
-    assert seen == [(SPLIT, 3), (SLOTS, 1, 2)]
+    assert seen == joined
     inbox.put((SPLIT, 5))
     assert inbox.serve(lambda *message: seen.append(message))
     assert seen[-1] == (SPLIT, 5)
@@ -39,7 +42,7 @@ def test_serving_ends_at_the_message_to_stop() -> None:
 @pytest.mark.parametrize("size", [1, 37, 64, 65, 300])
 @pytest.mark.parametrize("num_records", [1, 10_000, 100_000])
 def test_no_writer_waits_while_there_is_no_more_than_was_said(num_records: int, size: int) -> None:
-    inbox = Inbox(FORK, num_records)
+    inbox = Inbox(num_records)
     for start in range(0, num_records, size):  # a frozen reader: this would block for ever
         inbox.put((SLOTS, *range(start, min(start + size, num_records))))
     taken = []
@@ -58,7 +61,7 @@ def write(inbox: Inbox, writer: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_records_of_writers_that_are_killed_or_frozen_are_whole_and_in_order(number: int) -> None:
     """Each writer sends 0, 1, 2, ... as a kind of its own; the others go on."""
-    inbox, rng = Inbox(FORK, 1), random.Random(0)
+    inbox, rng = Inbox(1), random.Random(0)
     writers = [FORK.Process(target=write, args=(inbox, kind), daemon=True) for kind in range(100, 106)]
     for process in writers:
         process.start()
@@ -82,3 +85,15 @@ def test_records_of_writers_that_are_killed_or_frozen_are_whole_and_in_order(num
         for process in writers:
             process.kill()
             process.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("env", "settings"), [
+    ("CartPole-v1", {"num_workers": 150, "num_envs_per_worker": 1, "batch_size": 150 * 8}),
+    ("pettingzoo:mpe2.simple_spread_v3", {"num_policies": 32, "eval_every_env_steps": 100, "eval_episodes": 1})])
+def test_many_workers_and_many_policies_train(tmp_path: Path, env: str, settings: dict[str, Any]) -> None:
+    """More than the 250 descriptors that can be handed to a process at its start."""
+    with APPO(env, train_dir=str(tmp_path), **parts.SMALL | settings) as appo:
+        appo.train(5000)
+        assert min(appo.versions) > 0
+        assert appo.find(Records).num_replaced == 0

@@ -11,9 +11,9 @@ import torch
 from parts import SMALL, make_config, rollout_workers
 
 from envs import families
-from envs.multi_agent import ParallelVectorEnv
-from envs.vector_env import VectorEnv
-from runtime.evaluator import RandomPlayer, play
+from envs.multi_agent import convert_turns
+from envs.vector_env import VectorEnv, describe
+from evaluate import Player, Policy, play
 from trainer import APPO
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the games themselves use that is outdated
@@ -22,13 +22,10 @@ pytest.importorskip("mpe2")
 
 
 def games() -> list[str]:
-    """List all games of PettingZoo's classic collection and of MPE, whatever their versions."""
-    found = []
-    for package, prefix in (("pettingzoo.classic", "classic."), ("mpe2", "mpe2.")):
-        path = importlib.import_module(package).__path__
-        found += [prefix + module.name for module in pkgutil.iter_modules(path)
-                  if not module.ispkg and module.name.rsplit("_v", 1)[-1].isdigit()]
-    return found
+    """List all games of PettingZoo's classic collection, whatever their versions, and one of MPE."""
+    path = importlib.import_module("pettingzoo.classic").__path__
+    names = [module.name for module in pkgutil.iter_modules(path) if not module.ispkg]
+    return ["mpe2.simple_world_comm_v3", *(f"classic.{name}" for name in names if name.rsplit("_v", 1)[-1].isdigit())]
 
 
 def make(name: str, moves: list[Any]) -> VectorEnv:
@@ -49,23 +46,20 @@ def count_moves(game: Any, moves: list[Any]) -> None:
     game.step = count
 
 
-def test_an_env_behind_wrappers_tells_whose_turn_it_is() -> None:
-    """Also in the first step, when no info does."""
-    from pettingzoo.utils.conversions import turn_based_aec_to_parallel  # noqa: PLC0415
-    from pettingzoo.utils.wrappers import BaseParallelWrapper  # noqa: PLC0415
-
-    def make_wrapped() -> Any:
-        return BaseParallelWrapper(BaseParallelWrapper(turn_based_aec_to_parallel(make_turns())))
-
-    assert ParallelVectorEnv([make_wrapped() for _ in range(3)], "wrapped").reset(0).active.sum() == 3
-
-
 def make_turns() -> Any:
     return importlib.import_module("pettingzoo.classic.leduc_holdem_v4").env()
 
 
-def test_a_function_may_return_a_turn_based_game() -> None:
-    env = families.make_vector_env(make_config({"env": "test_pettingzoo:make_turns"}), 3)
+def make_wrapped() -> Any:
+    from pettingzoo.utils.wrappers import BaseParallelWrapper  # noqa: PLC0415
+
+    return BaseParallelWrapper(BaseParallelWrapper(convert_turns(make_turns())))
+
+
+@pytest.mark.parametrize("name", ["make_turns", "make_wrapped"])
+def test_a_function_may_return_a_turn_based_game(name: str) -> None:
+    """Also in the first step, when no info tells whose turn it is."""
+    env = families.make_vector_env(make_config({"env": f"test_pettingzoo:{name}"}), 3)
     assert env.reset(0).active.sum() == 3
 
 
@@ -73,7 +67,7 @@ def test_what_is_learned_from_are_moves(tmp_path: Path) -> None:
     """Through the rollout worker: each valid row is one move."""
     moves: list[Any] = []
     with APPO("pettingzoo:classic.leduc_holdem_v4", train_dir=str(tmp_path), serial_mode=True, **SMALL) as appo:
-        (split,) = rollout_workers(appo)[0].splits.values()
+        (split,) = rollout_workers(appo)[0].splits
         for env in split.env._envs:
             count_moves(env.aec_env, moves)
         appo.train(600)
@@ -84,14 +78,17 @@ def test_what_is_learned_from_are_moves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", games())
 def test_decisions_are_moves(name: str) -> None:
-    """The oracle is the game itself, over 20 episodes of random play; chess and go are long."""
+    """The oracle is the game itself, over 20 episodes of random play; one of chess or go is long."""
     torch.manual_seed(0)
     moves: list[Any] = []
     env = make(name, moves)
     env.reset(0)  # the masks show
     moves.clear()
-    num_episodes = 4 if name.startswith(("classic.chess", "classic.go")) else 20
-    episodes = list(play(env, [RandomPlayer(env, kind.index) for kind in env.kinds], num_episodes, 0))
+    num_episodes = 1 if name.startswith(("classic.chess", "classic.go")) else 20
+    cfg = make_config({"env": env.name})
+    players = [Player(Policy(cfg, describe(env), kind, torch.device("cpu")), env, kind)
+               for kind in range(len(env.kinds))]
+    episodes = [episode for ended in play(env, players, num_episodes, 0) for episode in ended]
     decisions = np.sum([episode.lengths for episode in episodes], 0)
     assert dict(zip(env.agents, decisions.tolist(), strict=True)) == {
         agent: moves.count(agent) for agent in env.agents}

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from algorithm import MaskedMean
 from algorithms.pql import P, ParallelQLearning, V
-from reducer import ALONE
+from config import configure
 from runtime.checkpoint import find_checkpoint, load_checkpoint
-from runtime.run_folder import configure
+from runtime.several import ALONE
 from trainer import PQL
 
 OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
@@ -101,7 +101,7 @@ def test_clipped_double_q_targets_and_the_loss_of_the_v_learner_equal_a_slow_ref
 def test_the_p_learner_raises_the_smaller_q_value_and_changes_the_policy_alone() -> None:
     algorithm, model = make(P)
     obs = torch.randn(20, 4)
-    outputs = algorithm.evaluate(model, {"obs": obs}, torch.zeros(20, 0), torch.ones(20, 1).bool())
+    outputs = algorithm.evaluate(model, {"obs": obs}, torch.zeros(20, 0), torch.ones(20, 1).bool(), torch.zeros(20, 3))
     loss = algorithm.loss(model, tuple(out[None] for out in outputs), {},
                           MaskedMean(torch.ones(1, 20).bool(), ALONE))
     expected = np.mean([min(slow_q(q, row, slow_action(model.policy, row)) for q in model.q) for row in obs])
@@ -159,7 +159,7 @@ def test_both_ratios_are_exact_and_the_second_replay_holds_observations_alone(tm
         assert of_v * 32 == v.feed.drawn <= 32.0 * (v.feed.inserted - 128) < v.feed.drawn + 64
         assert of_p * 32 == p.feed.drawn
         assert of_p <= of_v / 2 < of_p + 2
-        assert set(p.feed.replay.columns) == {"obs/obs", "policy_lag"}
+        assert set(p.feed.replay.columns) == {"obs/obs", "actions", "policy_lag"}
         assert torch.equal(p.feed.replay.columns["obs/obs"], v.feed.replay.columns["obs/obs"])
         system.save()
         assert v.state.sgd_steps == of_v + of_p
@@ -201,19 +201,6 @@ def test_each_learner_writes_its_own_part_and_one_checkpoint_holds_both(tmp_path
         later_v, later_p = (system.buffers.policies[0].shared_training.counts[0]
                             - torch.tensor([of_v + of_p, 0])).tolist()
         assert later_p <= later_v / 2 < later_p + 2, "the ratio holds for each start"
-
-
-def test_a_saved_replay_is_resumed_with_by_both_learners(tmp_path: Path) -> None:
-    with in_serial_mode(tmp_path, save_replay=True) as system:
-        system.train(600)
-        before = [learner.feed for learner in learners(system)]
-    with in_serial_mode(tmp_path) as system:
-        for old, learner in zip(before, learners(system), strict=True):
-            assert learner.feed.inserted == old.inserted
-            for name, array in old.replay.arrays.items():
-                assert name == "policy_lag" or torch.equal(learner.feed.replay.arrays[name], array), name
-        system.train(200)
-        assert learners(system)[0].feed.drawn > before[0].drawn
 
 
 def test_a_population_of_two_learners_each(tmp_path: Path) -> None:

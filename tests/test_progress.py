@@ -3,29 +3,31 @@
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from parts import make_config
 
-from runtime.files import read_lines
-from runtime.policy_records import PolicyRecords
-from runtime.progress import WIDTH, describe_progress
-from runtime.records import join_rows, read_summary
+from runtime.checkpoint import read_lines
+from services.progress import WIDTH, PolicyProgress, describe_progress
+from services.records import join_rows, read_summary
 from trainer import APPO
 
 ROW = {"env_steps": 1_234_567, "env_frames": 4_938_268, "wall_sec": 1500.0, "fps": 8211.4, "mean_return": -20.45,
        "policy_lag_mean": 4.83, "policy_lag_max": 16}
 
 
-@pytest.mark.parametrize(("more", "left", "trouble", "line"), [
-    ({}, 4380.0, [], "12.3% | 1:13:00 left | 4,938,268 frames | 8,211/s | return -20.45 | lag 4.8"),
-    ({"env_steps": 123_456, "mean_return": None}, math.inf, [],
+@pytest.mark.parametrize(("more", "pace", "trouble", "line"), [
+    ({}, 2001.2, "", "12.3% | 1:13:00 left | 4,938,268 frames | 8,211/s | return -20.45 | lag 4.8"),
+    ({"env_steps": 123_456, "mean_return": None}, 0.0, "",
      "1.2% | ? left | 4,938,268 frames | 8,211/s | return -3.20 so far | lag 4.8"),
-    ({}, 0.0, ["NOT SAVED: No space left on device"],
+    ({}, 1e9, "NOT SAVED: No space left on device",
      "12.3% | NOT SAVED: No space left on device | 0:00:00 left | 4,938,268 frames | ")])
-def test_the_progress_line_fits_80_columns(more: dict, left: float, trouble: list[str], line: str) -> None:
-    cfg = make_config({"env": "tiny", "env_frameskip": 4})
-    assert describe_progress(cfg, ROW | more, [], left, 10_000_000, -3.2, trouble) == line
+def test_the_progress_line_fits_80_columns(more: dict, pace: float, trouble: str, line: str) -> None:
+    trainer = SimpleNamespace(cfg=make_config({"env": "tiny", "env_frameskip": 4}), row=ROW | more, goal=10_000_000,
+                              trouble=trouble, buffers=SimpleNamespace(agent_return=torch.tensor([-3.2])))
+    assert describe_progress(trainer, [], pace, 0) == line
     assert len(line) <= WIDTH
 
 
@@ -36,7 +38,7 @@ def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from
               batch_size=16, num_batches_per_epoch=1, num_epochs=1, encoder_mlp_layers=(4,)) as appo:
         appo.train(16)
         (worker, *_) = appo.crew.components
-        (split,) = worker.splits.values()
+        (split,) = worker.splits
         assert "return 4.00 so far" in capsys.readouterr().out
         assert split.episode_return.tolist() == appo.buffers.agent_return[0].tolist()
         appo.train(400)
@@ -51,7 +53,7 @@ def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from
 def test_rows_of_several_policies_are_joined_to_their_extremes() -> None:
     parts = []
     for policy, returns in enumerate(([1.0, 5.0], [-3.0], [])):
-        records = PolicyRecords(policy, {}, 0, 1, None)
+        records = PolicyProgress(policy, {}, 0, None)
         for value in returns:
             records.add_episode(value, 10, math.nan)
         parts.append(records.take_row())
@@ -62,7 +64,7 @@ def test_rows_of_several_policies_are_joined_to_their_extremes() -> None:
 @pytest.mark.parametrize("values", [[1.0, math.nan, 2.0], [math.nan, 1.0], [1.0, math.inf]])
 def test_a_statistic_that_was_not_finite_is_null(values: list[float]) -> None:
     """JSON has no nan; and an extreme would depend on the order."""
-    records = PolicyRecords(0, {}, 0, 1, None)
+    records = PolicyProgress(0, {}, 0, None)
     for value in values:
         records.add_training({"sgd_steps": 1, "env_steps_trained": 8, "policy_lag_mean": 0.0, "policy_lag_max": 0,
                               "odd_max": value, "odd_min": -value, "odd": value})

@@ -19,15 +19,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from rig import Rig, clone
+from rig import Rig
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from runtime import checkpoint
-from runtime.children import start_server
-from runtime.ranks import open_store, take_share_of_cores
-from runtime.stop import SIGNALS
-from train import main as train
+from runtime.processes import start_server
+from runtime.several import open_store
+from runtime.utils import SIGNALS, take_share_of_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,30 +58,32 @@ def as_rank(rank: int, size: int, port: int, act: Callable[..., Any], args: tupl
 # ---- learners ----------------------------------------------------------------------------------------------------
 
 
-def train_on_own_data(rank: int, folder: str, empty: tuple[int, int],
-                      settings: dict[str, Any]) -> tuple[int, list[tuple]]:
+def digest(rig: Rig) -> str:
+    """Sum up the weights and the optimizer's moments."""
+    state = rig.state.state_dict()
+    moments = [tensor for of_one in state["optimizer"]["state"].values() for tensor in of_one.values()]
+    flat = torch.cat([tensor.double().flatten() for tensor in (*state["model"].values(), *moments)])
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def train_on_own_data(rank: int, empty: tuple[int, int], settings: dict[str, Any]) -> tuple[int, list[tuple]]:
     """Train on three datasets; return how many rows were valid, and what all ranks must have in common.
 
     empty: the rank, and the number of its dataset, without a valid row.
     """
-    checkpoint.policy_dir(Path(folder, str(rank), "test"), 0).mkdir(parents=True)  # of snapshots
-    rig, seen, valid = Rig(train_dir=f"{folder}/{rank}", **settings), [], 0
+    rig, seen, valid = Rig(**settings), [], 0
     for dataset in range(3):
         rig.buffers.env_steps[0] += 1000 + rank
         rig.buffers.policy_steps[0] += 1000 + rank
-        batch = rig.batch(seed=100 * rank + 10 * dataset)
+        own = rig.dataset(seed=100 * rank + 10 * dataset)
         if (rank, dataset) == empty:
-            batch.tensors["valid"].fill_(False)
-        valid += int(batch.tensors["valid"].sum())
-        rig.learner.train(batch)
-        state, weights = rig.state.state_dict(), rig.shared.weights
-        numbers = hashlib.sha256()
-        for tensor in (*state["model"].values(), *(moment for moments in state["optimizer"]["state"].values()
-                                                   for moment in moments.values())):
-            numbers.update(tensor.numpy().tobytes())
-        snapshots = tuple(weights.snapshot_version(number) for number in range(weights.num_snapshots))
-        seen.append((numbers.hexdigest(), rig.state.sgd_steps, rig.state.learning_rate, rig.state.decisions_trained,
-                     int(rig.state.sampled[0]), snapshots))
+            own.tensors["valid"].fill_(False)
+        valid += int(own.tensors["valid"].sum())
+        rig.learner.train_on_dataset(own)
+        weights, state = rig.shared.weights, rig.state
+        snapshots = tuple(weights.version_of(number) for number in range(weights.num_snapshots))
+        seen.append((digest(rig), state.sgd_steps, state.learning_rate, state.decisions_trained, int(state.sampled[0]),
+                     snapshots))
     return valid, seen
 
 
@@ -95,9 +95,9 @@ def train_on_own_data(rank: int, folder: str, empty: tuple[int, int],
     ((0, 2), {"use_rnn": True, "rnn_size": 8, "algo": "impala", "self_play_past_fraction": 0.5,
               "self_play_snapshot_every_env_steps": 3500}),
 ], ids=["kl_adaptive", "linear_decay", "self_play"])
-def test_after_every_dataset_all_ranks_are_the_same(processes: Pool, tmp_path: Path, size: int, empty: tuple[int, int],
+def test_after_every_dataset_all_ranks_are_the_same(processes: Pool, size: int, empty: tuple[int, int],
                                                     settings: dict[str, Any]) -> None:
-    valid, ranks = zip(*on_ranks(processes, size, train_on_own_data, str(tmp_path), empty, settings), strict=True)
+    valid, ranks = zip(*on_ranks(processes, size, train_on_own_data, empty, settings), strict=True)
     assert len(set(valid)) > 1
     assert all(rank == ranks[0] for rank in ranks)
     hashes, steps, rates, decisions, sampled, snapshots = zip(*ranks[0], strict=True)
@@ -120,8 +120,8 @@ def exact(rig: Rig, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
     model.update_normalizers({"obs": data["obs/obs"].flatten(0, 1)}, reducer)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
         patch.setattr(Tensor, "float", Tensor.double)  # what the model converts to
-        stats = rig.learner.backward(clone(data))
-    stats["grad_norm"] = reducer.step(model, torch.optim.SGD(model.parameters(), 0.0), float("inf"))
+        _, stats = rig.gradients(data)
+    stats["grad_norm"] = reducer.step(torch.optim.SGD(model.parameters(), 0.0), float("inf"))
     return {name: parameter.grad for name, parameter in model.named_parameters()}, stats
 
 
@@ -148,19 +148,8 @@ def test_gradients_are_those_of_one_learner_on_the_joint_batch(processes: Pool, 
 def stop_in_the_middle(rank: int) -> tuple[int, int, str]:
     """Train on a dataset of 12 SGD steps, and on another one; rank 1 is told to stop in the third step."""
     rig = Rig(num_epochs=6, num_batches_per_epoch=2)
-    take_step = rig.learner.sgd_step
-
-    def step_and_stop(data: dict[str, Tensor]) -> dict[str, Tensor]:
-        if rank == 1 and rig.state.sgd_steps == 2:
-            rig.buffers.stopping.fill_(True)
-        return take_step(data)
-
-    rig.learner.sgd_step = step_and_stop
-    rig.learner.train(rig.batch(seed=rank))
-    after_one = rig.state.sgd_steps
-    rig.learner.train(rig.batch(seed=10 + rank))
-    flat = torch.cat([parameter.detach().flatten() for parameter in rig.learner.model.parameters()])
-    return after_one, rig.state.sgd_steps, hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    rig.before_each_sgd_step(lambda data: rank == 1 and rig.state.sgd_steps == 2 and rig.buffers.stopping.fill_(True))
+    return rig.train(rank)["sgd_steps"], rig.train(10 + rank)["sgd_steps"], digest(rig)
 
 
 def test_a_rank_that_stops_within_a_dataset_takes_the_same_steps_as_all(processes: Pool) -> None:
@@ -257,7 +246,7 @@ def test_a_rank_that_is_stopped_or_dies_ends_all(tmp_path: Path, number: int) ->
 
 def test_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[set[int]] = []
-    monkeypatch.setattr("runtime.ranks.CORES", [0, 1, 2, 5, 7])
+    monkeypatch.setattr("runtime.utils.CORES", [0, 1, 2, 5, 7])
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(set(cores)))
     for rank in range(2):
         for name, value in (("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", 2),
@@ -265,16 +254,3 @@ def test_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(name, str(value))
         take_share_of_cores()
     assert taken == [{0, 1}, {2, 5}]
-
-
-@pytest.mark.parametrize("told", [{"RANK": "x"}, {"RANK": "1"}, {"WORLD_SIZE": "2"}], ids=str)
-def test_what_no_torchrun_says_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                      capsys: pytest.CaptureFixture, told: dict[str, str]) -> None:
-    monkeypatch.setattr("runtime.ranks.CORES", sorted(os.sched_getaffinity(0)))
-    open_store.cache_clear()
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    assert train(["--env=CartPole-v1", f"--train_dir={tmp_path}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("unset these, or start with torchrun")
-    assert not list(tmp_path.iterdir())

@@ -19,8 +19,9 @@ import pytest
 from test_train import SMALL, TRAIN_PY, Outcome, newest_state, read_summary, run_train, wait_until
 
 from rollout_worker import RolloutWorker
-from runtime.user_error import ComponentError
-from supervisor import Supervisor
+from runtime.utils import ComponentError
+from services.records import Records
+from trainer import Trainer
 
 COMPONENTS = ["rollout_worker_0", "rollout_worker_1", "learner", "evaluator", "policy_worker_0", "policy_worker_1"]
 CHECKED = ["--env=my_checked:Telling", "--algo=my_checked:Checked", "--experiment=first", "--num_workers=2",
@@ -180,10 +181,10 @@ class Hit(RolloutWorker):
 
 
 def test_who_is_killed_with_messages_in_hand_is_replaced_and_the_run_does_not_wait_for_ever(tmp_path: Path) -> None:
-    running = type("System", (Supervisor,), {"rollout_worker_class": Hit})(
+    running = type("System", (Trainer,), {"rollout_worker_class": Hit})(
         "CartPole-v1", train_dir=str(tmp_path), **parts.SMALL | {"num_workers": 2, "max_restarts": 1})
     with pytest.raises(ComponentError, match="was killed by SIGKILL"):
         running.train(10**9)
     running.close()
-    assert running.records.num_replaced == 1, "the one that took its place was hit too"
+    assert running.find(Records).num_replaced == 1, "the one that took its place was hit too"
     assert not multiprocessing.active_children()

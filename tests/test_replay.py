@@ -1,4 +1,4 @@
-"""Tests of the replay: its sum tree, its n-step returns, its frames, what is drawn, saved and forgotten."""
+"""Tests of the replay: what is drawn, its n-step returns, its frames, what is forgotten."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,42 +13,24 @@ from torch import Tensor
 
 from algorithm import Loss
 from algorithms.apex import ApeX
-from algorithms.replay import Drawn, Replay, SumTree, layout, n_step
-from runtime.user_error import UserError
-from shared_buffers import Spec, num_bytes
+from algorithms.replay import Drawn, Replay, n_step
+from shared_buffers import Spec
 from trainer import APEX
 
-# ---- the sum tree ------------------------------------------------------------------------------------------------
-
-
-def test_the_sum_tree_is_a_plain_array_with_running_sums() -> None:
-    rng = np.random.default_rng(0)
-    tree, plain = SumTree(np.zeros(SumTree.num_nodes(37))), np.zeros(37)
-    for _ in range(10_000):
-        leaves = rng.choice(37, rng.integers(1, 6), replace=False)
-        plain[leaves] = rng.random(len(leaves)) * (rng.random(len(leaves)) < 0.8)
-        tree[leaves] = plain[leaves]
-        assert tree.total == pytest.approx(plain.sum(), abs=1e-12)
-        np.testing.assert_array_equal(tree[np.arange(37)], plain)
-        if plain.any():
-            sums = rng.random(3) * tree.total
-            ends = np.cumsum(plain)
-            found = tree.find(sums)
-            assert (plain[found] > 0).all()
-            assert ((ends[found] - plain[found] - 1e-9 <= sums) & (sums <= ends[found] + 1e-9)).all()
+# ---- draws -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_transitions_are_drawn_as_often_as_their_priorities_say(alpha: float) -> None:
     priorities = torch.tensor([0.1, 1.0, 3.0, 0.5, 2.0, 0.0001, 7.0, 1.0])
-    replay = Replay({"rewards": Spec((), torch.float32)}, 8, 8, set(), alpha=alpha, seed=3)
-    replay.insert({"rewards": torch.arange(8.0)}, priorities, torch.ones(8, dtype=torch.bool))
+    replay = Replay({"rewards": Spec((), torch.float32)}, 8, 8, 1, alpha, 3)
+    replay.insert({"rewards": torch.arange(8.0), "valid": torch.ones(8, dtype=torch.bool)}, priorities)
     expected = (priorities**alpha / (priorities**alpha).sum()).numpy()
     counts, num_draws = np.zeros(8), 4000
     for _ in range(num_draws):
         drawn = replay.draw(1, 5, 0.4)
-        counts += np.bincount(drawn.leaves, minlength=8)
-        weights = (8 * expected[drawn.leaves]) ** -0.4
+        counts += np.bincount(drawn.rows, minlength=8)
+        weights = (8 * expected[drawn.rows]) ** -0.4
         np.testing.assert_allclose(drawn.weights.numpy(), weights / weights.max(), rtol=1e-5)
     statistic = ((counts - 5 * num_draws * expected) ** 2 / (5 * num_draws * expected)).sum()
     assert statistic < 24.3, "chi-square of 7 degrees of freedom, 0.1 % are larger"
@@ -96,8 +78,8 @@ SPECS = {"obs/image": Spec((3, 3, DEPTH), torch.uint8), "obs/vector": Spec((2,),
          "steps": Spec((), torch.int64), "id": Spec((), torch.int64)}
 
 
-def random_trajectories(count: int, starts: Callable[[int], float]) -> list[tuple[dict[str, Tensor], Tensor]]:
-    """Make trajectories of stacks that mostly shift by a frame, also across their borders, and which rows are valid.
+def random_trajectories(count: int, starts: Callable[[int], float]) -> list[dict[str, Tensor]]:
+    """Make trajectories of stacks that mostly shift by a frame, also across their borders.
 
     starts(number): the probability that an episode begins in a row of that trajectory.
     """
@@ -116,92 +98,68 @@ def random_trajectories(count: int, starts: Callable[[int], float]) -> list[tupl
                 stack = torch.cat([stack[..., 1:], frames(1)], -1)
             images.append(stack)
         steps = torch.randint(1, 3, (T,), generator=rng).clamp(max=torch.arange(T, 0, -1))
-        made.append(({"obs/image": torch.stack(images), "obs/vector": torch.randn(T + 1, 2, generator=rng),
-                      "steps": steps, "id": torch.arange(T) + number * T},
-                     torch.rand(T, generator=rng) < 0.9))
+        made.append({"obs/image": torch.stack(images), "obs/vector": torch.randn(T + 1, 2, generator=rng),
+                     "steps": steps, "id": torch.arange(T) + number * T,
+                     "valid": torch.rand(T, generator=rng) < 0.9})
     return made
 
 
-def read(replay: Replay, leaves: np.ndarray) -> dict[str, Tensor]:
+def read(replay: Replay, specs: dict[str, Spec], rows: np.ndarray) -> dict[str, Tensor]:
     """Read transitions by their places."""
-    names = [*SPECS, "following_obs/image", "following_obs/vector"]
-    specs = {name: SPECS[name.removeprefix("following_")] for name in names}
-    out = {name: torch.empty(len(leaves), *spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
-    replay.read(Drawn(leaves, leaves, torch.empty(0)), out)
+    specs = specs | {f"following_{name}": spec for name, spec in specs.items() if name.startswith("obs/")}
+    out = {name: torch.empty(len(rows), *spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
+    replay.read(Drawn(rows, rows, torch.empty(0)), out)
     return out
 
 
 def test_stacks_whose_frames_are_stored_once_come_back_bit_by_bit() -> None:
     """Beginnings of episodes, the border of a trajectory, and a time in which there are more frames than expected."""
-    replay = Replay(SPECS, T, 60, {"obs/image"}, alpha=0.6, seed=0)
+    replay = Replay(SPECS, T, 60, DEPTH, 0.6, 0)
     made = random_trajectories(200, lambda number: 0.5 if 50 < number < 80 else 0.1)
     fewest = 12
-    for trajectory, valid in made:
-        replay.insert(trajectory, torch.full((T,), torch.nan), valid)
+    for trajectory in made:
+        replay.insert(trajectory, torch.full((T,), torch.nan))
         there = range(replay.oldest, replay.count)
         fewest = min(fewest, len(there)) if replay.count > 12 else fewest
-        leaves = np.array([(number % replay.num_slots) * T + t for number in there for t in range(T)])
-        data = read(replay, leaves)
+        rows = np.array([(number % replay.num_slots) * (T + 1) + t for number in there for t in range(T)])
+        data = read(replay, SPECS, rows)
         for i, (number, t) in enumerate((number, t) for number in there for t in range(T)):
-            stored, is_valid = made[number]
+            stored = made[number]
             later = t + int(stored["steps"][t])
             assert data["id"][i] == number * T + t
             assert torch.equal(data["obs/image"][i], stored["obs/image"][t])
             assert torch.equal(data["following_obs/image"][i], stored["obs/image"][later])
             assert torch.equal(data["obs/vector"][i], stored["obs/vector"][t])
             assert torch.equal(data["following_obs/vector"][i], stored["obs/vector"][later])
-            assert bool(replay.tree[leaves[i : i + 1]][0] > 0) == bool(is_valid[t])
-        assert replay.num_transitions == np.count_nonzero(replay.tree[np.arange(60)])
+            assert bool(replay.priorities.flat[rows[i]] > 0) == bool(stored["valid"][t])
+        assert np.count_nonzero(replay.priorities) == sum(int(made[number]["valid"].sum()) for number in there)
     assert 0 < fewest < 12, "with many new episodes fewer trajectories fit"
-
-
-def test_the_memory_is_what_was_computed() -> None:
-    computed = num_bytes(layout(SPECS, T, 63, {"obs/image"}), 1)
-    replay = Replay(SPECS, T, 63, {"obs/image"}, alpha=0.6, seed=0)
-    assert sum(array.nbytes for array in replay.arrays.values()) == computed
-    assert replay.frames["obs/image"].frames.nbytes <= 12 * (T + 1 + 6) * 9, "not four frames of 9 for each row"
+    assert replay.frames["obs/image"].ring.nbytes <= 12 * (T + 1 + 6) * 9, "not four frames of 9 for each row"
 
 
 def test_priorities_of_what_was_evicted_are_never_written() -> None:
-    replay = Replay(SPECS, T, 3 * T, {"obs/image"}, alpha=1.0, seed=0)
-    made = random_trajectories(9, lambda number: 0.0)
-    valid = torch.ones(T, dtype=torch.bool)
-    for trajectory, _ in made[:3]:
-        replay.insert(trajectory, torch.full((T,), 2.0), valid)
+    replay = Replay(SPECS, T, 3 * T, DEPTH, 1.0, 0)
+    made = [trajectory | {"valid": torch.ones(T, dtype=torch.bool)}
+            for trajectory in random_trajectories(4, lambda number: 0.0)]
+    for trajectory in made[:3]:
+        replay.insert(trajectory, torch.full((T,), 2.0))
     drawn = replay.draw(2, 20, 0.4)
-    replay.insert(made[3][0], torch.full((T,), 5.0), valid)
+    replay.insert(made[3], torch.full((T,), 5.0))
     replay.update(drawn, np.full(40, 9.0))
-    np.testing.assert_array_equal(replay.tree[np.arange(T)], 5.0)
-    old = np.unique(drawn.leaves[drawn.leaves >= T])
-    np.testing.assert_array_equal(replay.tree[old], 9.0)
-    assert replay.tree.total == 5 * 5 + 9 * len(old) + 2 * (2 * T - len(old))
+    np.testing.assert_array_equal(replay.priorities[0], [5.0] * T + [0.0])
+    old = np.unique(drawn.rows[drawn.rows > T])
+    np.testing.assert_array_equal(replay.priorities.flat[old], 9.0)
+    assert replay.priorities.sum() == 5 * 5 + 9 * len(old) + 2 * (2 * T - len(old))
 
 
 def test_rows_without_a_priority_begin_at_the_largest_so_far() -> None:
-    replay = Replay({"id": Spec((), torch.int64)}, 2, 8, set(), alpha=1.0, seed=0)
-    valid, ids = torch.ones(2, dtype=torch.bool), {"id": torch.arange(2)}
-    replay.insert(ids, torch.tensor([torch.nan, 0.5]), valid)
-    replay.insert(ids, torch.tensor([3.0, torch.nan]), valid)
+    replay = Replay({"id": Spec((), torch.int64)}, 2, 8, 1, 1.0, 0)
+    trajectory = {"id": torch.arange(2), "valid": torch.ones(2, dtype=torch.bool)}
+    replay.insert(trajectory, torch.tensor([torch.nan, 0.5]))
+    replay.insert(trajectory, torch.tensor([3.0, torch.nan]))
     replay.update(Drawn(np.array([1]), np.array([0]), torch.ones(1)), np.array([4.0]))
-    replay.insert(ids, torch.tensor([torch.nan, 7.0]), torch.tensor([True, False]))
-    np.testing.assert_array_equal(replay.tree[np.arange(6)], [1.0, 4.0, 3.0, 3.0, 4.0, 0.0])
-
-
-def test_a_replay_that_was_saved_goes_on_as_if_nothing_had_happened() -> None:
-    made = random_trajectories(30, lambda number: 0.1)
-    replays = [Replay(SPECS, T, 60, {"obs/image"}, alpha=0.6, seed=seed) for seed in range(2)]
-    for trajectory, valid in made[:17]:
-        replays[0].insert(trajectory, torch.rand(T), valid)
-    replays[1].load_state_dict(replays[0].state_dict())
-    for trajectory, valid in made[17:]:
-        priorities = torch.rand(T)
-        for replay in replays:
-            replay.insert(trajectory, priorities, valid)
-    for name, array in replays[0].arrays.items():
-        assert torch.equal(array, replays[1].arrays[name]), name
-    leaves = np.flatnonzero(replays[0].tree[np.arange(60)])
-    for name, tensor in read(replays[0], leaves).items():
-        assert torch.equal(tensor, read(replays[1], leaves)[name])
+    replay.insert(trajectory | {"valid": torch.tensor([True, False])}, torch.tensor([torch.nan, 7.0]))
+    np.testing.assert_array_equal(replay.priorities[:3, :2], [[1.0, 4.0], [3.0, 3.0], [4.0, 0.0]])
 
 
 # ---- the feed ----------------------------------------------------------------------------------------------------
@@ -241,12 +199,10 @@ def test_every_transition_enters_the_replay_once_and_the_ratio_is_exact(n: int, 
         system.train(3000)
         learner, = learners(system)
         feed, replay = learner.feed, learner.feed.replay
-        leaves = np.flatnonzero(replay.tree[np.arange(replay.num_slots * 8)])
-        out = {name: torch.empty(len(leaves), *shape) for name, shape in
-               (("obs/obs", (3,)), ("following_obs/obs", (3,)), ("rewards", ()), ("discounts", ()))}
-        replay.read(Drawn(leaves, leaves, torch.empty(0)), out)
+        places = np.flatnonzero(replay.priorities)
+        out = read(replay, learner.algorithm.row_specs(feed.specs), places)
         rows = {tuple(row) for row in out["obs/obs"].long().tolist()}
-        assert len(rows) == len(leaves) == feed.inserted == replay.num_transitions
+        assert len(rows) == len(places) == feed.inserted
         in_slots = 6 * 8
         assert system.env_steps - in_slots <= feed.inserted <= system.env_steps
         for number in {row[0] for row in rows}:
@@ -255,7 +211,7 @@ def test_every_transition_enters_the_replay_once_and_the_ratio_is_exact(n: int, 
             assert sorted(own) == expected[: len(own)], "all steps of all episodes, and none twice"
         for (number, episode, t), later, reward, discount, left in zip(
                 out["obs/obs"].long().tolist(), out["following_obs/obs"].long().tolist(), out["rewards"].tolist(),
-                out["discounts"].tolist(), 8 - leaves % 8, strict=True):  # left: steps to the end of the trajectory
+                out["discounts"].tolist(), 8 - places % 9, strict=True):  # left: steps to the end of the trajectory
             steps = later[2] - t
             length = (number + episode) % 7 + 1
             assert later[:2] == [number, episode]
@@ -287,40 +243,13 @@ def test_the_priorities_of_a_loss_reach_the_transitions_that_it_saw(tmp_path: An
 
         def watched(drawn: Drawn, priorities: np.ndarray) -> None:
             update(drawn, priorities)
-            obs = replay.columns["obs/obs"][drawn.leaves + drawn.leaves // 8]
-            np.testing.assert_allclose(replay.tree[drawn.leaves], mark(obs) ** 0.6, rtol=1e-5)
-            seen.append(len(drawn.leaves))
+            obs = replay.columns["obs/obs"][drawn.rows]
+            np.testing.assert_allclose(replay.priorities.flat[drawn.rows], mark(obs) ** 0.6, rtol=1e-5)
+            seen.append(len(drawn.rows))
 
         replay.update = watched
         system.train(1000)
         assert sum(seen) > 1500
-
-
-def test_frames_of_a_game_are_what_the_sampler_saw(tmp_path: Any) -> None:
-    with APEX("PongNoFrameskip-v4", train_dir=str(tmp_path), serial_mode=True, num_workers=1, num_envs_per_worker=2,
-              rollout=8, batch_size=16, num_batches_per_epoch=1, replay_size=96, replay_warmup=64,
-              encoder_conv_architecture="convnet_a3c", encoder_conv_mlp_layers=(8,), device="cpu") as system:
-        feed, stored = learners(system)[0].feed, []
-        copy = feed.copy
-
-        def watched(slots: Any) -> None:
-            stored.extend(feed.trajectories["obs/obs"][slot - feed.first_slot].clone() for slot in slots)
-            copy(slots)
-
-        feed.copy = watched
-        system.train(320)
-        replay = feed.replay
-        assert set(replay.frames) == {"obs/obs"}
-        there = range(replay.oldest, replay.count)
-        assert len(there) < len(stored)
-        for number in there:
-            leaves = number % replay.num_slots * 8 + np.arange(8)
-            out = {name: torch.empty(8, *stored[0].shape[1:], dtype=torch.uint8)
-                   for name in ("obs/obs", "following_obs/obs")}
-            replay.read(Drawn(leaves, leaves, torch.empty(0)), out)
-            steps = replay.columns["steps"][leaves]
-            assert torch.equal(out["obs/obs"], stored[number][:8])
-            assert torch.equal(out["following_obs/obs"], stored[number][torch.arange(8) + steps])
 
 
 def test_the_ratio_is_held_between_processes_too(tmp_path: Any) -> None:
@@ -333,39 +262,3 @@ def test_the_ratio_is_held_between_processes_too(tmp_path: Any) -> None:
         # two datasets are in the learner's hands; each agent fills one slot, and one message of slots may be under way
         under_way = 2 * 64 / 3.0 + (6 + 6) * 8
         assert trained > 3.0 * (system.env_steps - 128 - under_way) - 64
-
-
-def test_a_saved_replay_is_resumed_with_and_otherwise_it_begins_empty(tmp_path: Any) -> None:
-    common = {"train_dir": str(tmp_path), "serial_mode": True, **SMALL, "restart_behavior": "resume"}
-    with APEX(Counting, save_replay=True, **common) as system:
-        system.train(1000)
-        before = learners(system)[0].feed
-    with APEX(Counting, **common) as system:
-        after = learners(system)[0].feed
-        assert (after.inserted, after.drawn) == (before.inserted, before.drawn)
-        for name, array in before.replay.arrays.items():
-            assert torch.equal(array, after.replay.arrays[name]), name
-        system.train(200)
-        assert after.drawn > before.drawn
-        assert after.inserted > before.inserted
-    with APEX(Counting, save_replay=False, **common) as system:
-        assert learners(system)[0].feed.replay.num_transitions == 0
-        system.train(100)
-        assert learners(system)[0].feed.drawn == 0, "first comes another warm-up"
-        size = system.cfg.run_dir.joinpath("checkpoints/policy_00")
-    assert max(size.glob("checkpoint_*.pt")).stat().st_size < 200_000, "nothing of the replay is in the file"
-
-
-def test_a_replay_of_other_settings_is_refused_when_resuming(tmp_path: Any) -> None:
-    common = SMALL | {"train_dir": str(tmp_path), "serial_mode": True, "save_replay": True}
-    common["restart_behavior"] = "resume"
-    with APEX(Counting, **common) as system:
-        system.train(500)
-    for name, value in (("replay_size", 3200), ("n_step", 2), ("gamma", 0.9)):
-        with pytest.raises(UserError, match=rf"was made with --{name}=.*; resume with that, or with --save_replay=Fal"):
-            APEX(Counting, **(common | {name: value}))
-
-
-# ---- settings ----------------------------------------------------------------------------------------------------
-
-

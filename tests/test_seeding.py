@@ -13,10 +13,10 @@ import pytest
 import torch
 from gymnasium import spaces
 from numpy.random import mtrand
-from parts import SMALL, learners, rollout_workers
-from test_train import run_train
+from parts import SMALL
 
-from runtime.seeding import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
+from runtime.utils import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
+from services.records import Records
 from trainer import APPO, load
 
 TWO = SMALL | {"num_workers": 2, "worker_num_splits": 2}
@@ -77,40 +77,16 @@ def test_seeds_of_all_generators_differ() -> None:
     assert len(set(seeds)) == len(keys)
 
 
-def test_the_same_start_plays_the_same_levels_and_a_neighboring_seed_none_of_them(
+def test_a_resumed_run_and_one_that_was_killed_before_it_saved_play_other_levels(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        (tmp_path / name).mkdir()
-        played.append(levels_of(tmp_path / name, monkeypatch, seed=seed))
-    assert len(played[0]) > 50
-    assert played[0] == played[1]
-    assert not set(played[0]) & set(played[2])
-
-
-def test_a_resumed_run_plays_other_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = [levels_of(tmp_path, monkeypatch) for _ in range(3)]
+    """Neither a checkpoint nor records exist of the last start then."""
+    played = [levels_of(tmp_path, monkeypatch) for _ in range(2)]
+    for path in (*tmp_path.rglob("*.pt"), *tmp_path.glob("run/metrics.jsonl"), *tmp_path.glob("run/summary.json")):
+        path.unlink()
+    played.append(levels_of(tmp_path, monkeypatch))
     assert all(len(levels) == len(set(levels)) > 50 for levels in played)
-    assert not set(played[0]) & set(played[1]) | set(played[1]) & set(played[2]) | set(played[0]) & set(played[2])
+    assert len({level for levels in played for level in levels}) == sum(map(len, played))
     assert json.loads((tmp_path / "run" / "starts.json").read_text()) == 3
-
-
-def test_a_run_that_was_killed_before_it_saved_plays_other_levels_when_it_starts_again(tmp_path: Path) -> None:
-    """Neither its checkpoint nor its records exist then."""
-    (tmp_path / "my_levels.py").write_text(f"import sys\nsys.path.append({os.path.dirname(__file__)!r})\n"
-                                           "from test_seeding import Levels\n")
-    flags = ["--env=my_levels:Levels", "--num_workers=1", "--num_envs_per_worker=4", "--rollout=16",
-             "--batch_size=128", "--encoder_mlp_layers=16", "--report_interval_sec=0.2"]
-    played = []
-    for _ in range(2):
-        records = (*tmp_path.glob("*/metrics.jsonl"), *tmp_path.glob("*/summary.json"))
-        for path in (tmp_path / LEVELS, *records):
-            path.unlink(missing_ok=True)
-        run_train(tmp_path, *flags, disturb=lambda process: process.kill())
-        played.append({int(line) for line in (tmp_path / LEVELS).read_text().split()})
-    probed = played[0] & played[1]
-    assert len(probed) <= 1, "only the one that tells the spaces"
-    assert min(map(len, played)) > 20
 
 
 def test_no_two_processes_draw_the_same_from_global_generators(tmp_path: Path,
@@ -126,7 +102,7 @@ def test_no_two_processes_draw_the_same_from_global_generators(tmp_path: Path,
             appo.train(100)
             appo.crew.processes[0].kill()
             appo.train(100)
-            assert appo.records.num_replaced == 1
+            assert appo.find(Records).num_replaced == 1
     lines = [line.split() for line in Path("drawn.txt").read_text().splitlines()]
     assert {which for which, _ in lines} == {"one", "two"}
     assert len({number for _, number in lines}) == len(lines) > 2 * 3 * (8 + 4)
@@ -149,18 +125,5 @@ def test_serial_mode_draws_from_global_generators_by_its_seed_and_the_program_by
         drawn += [mtrand.normal(), *draw()]
         seed_program(number)
         assert drawn == [*draw(), mtrand.normal(), mtrand.normal(), *draw()]
-        assert "EPISODES" not in os.environ
     assert learned[0].equal(learned[1]), "an evaluation draws numbers of its own"
     assert not learned[0].equal(learned[2])
-
-
-def test_a_new_start_shuffles_draws_and_acts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed run in which nothing was learned would else repeat its minibatches, policies and actions."""
-    monkeypatch.chdir(tmp_path)
-    settings = TWO | {"train_dir": str(tmp_path), "experiment": "run", "serial_mode": True, "num_policies": 2}
-    drawn = []
-    for _ in range(2):
-        with APPO("test_seeding:Levels", **settings) as appo:
-            drawn.append((rollout_workers(appo)[0].rng.random(), learners(appo)[0].shuffle.initial_seed(),
-                          learners(appo)[1].shuffle.initial_seed(), rollout_workers(appo)[1].rng.random()))
-    assert len({number for start in drawn for number in start}) == 8

@@ -13,7 +13,8 @@ import torch
 from diary import Diary
 
 from runtime import checkpoint
-from runtime.user_error import ComponentError, UserError
+from runtime.utils import ComponentError, UserError
+from services.records import Records
 from shared_buffers import WITH_WORKER
 from trainer import A3C, APPO, PQL, Trainer, load
 
@@ -146,17 +147,6 @@ def test_what_was_acted_with_other_parameters_is_not_learned_from(tmp_path: Path
         assert done["valid_fraction"] < 0.6
 
 
-@pytest.mark.parametrize("reset_optimizer", [False, True])
-def test_the_optimizer_stays_or_begins_anew(tmp_path: Path, *, reset_optimizer: bool) -> None:
-    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
-        appo.train(1000)
-        appo.set_parameters(appo.get_parameters(), reset_optimizer=reset_optimizer)
-        appo.save(tmp_path / "saved.pt")
-    moments = checkpoint.load_checkpoint(tmp_path / "saved.pt")["optimizer"]["state"]
-    assert all(bool(state["exp_avg_sq"].any()) != reset_optimizer for state in moments.values())
-    assert all(bool(state["step"] > 0) != reset_optimizer for state in moments.values())
-
-
 def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path) -> None:
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
         appo.train(600)
@@ -277,7 +267,7 @@ def test_who_dies_while_the_others_pause_or_finish_is_replaced_and_does_it(tmp_p
                 return bool(stopped)
 
             appo.train(10_000, should_stop=stop_and_kill)
-            assert appo.sampling.is_paused()
+            assert appo.commands.are_paused()
             assert (appo.buffers.slot_place == WITH_WORKER).all()
-        assert appo.records.num_replaced == 2
+        assert appo.find(Records).num_replaced == 2
         assert appo.train(500)["sgd_steps"] > 0

@@ -5,33 +5,25 @@ divided by `STEPS`: an episode's return is the fraction that was right. `chance`
 actions get. Each refuses an action that is not of its space. Use them as `--env tiny_envs:ReadsText`.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from tiny import Tiny
 
 STEPS = 8
 
 
-class Reading(gym.Env):
+class Reading(Tiny):
     """The target is one of four numbers, the observation shows it, the action names it."""
 
-    observation_space: ClassVar[spaces.Space] = spaces.Discrete(4)
-    action_space: ClassVar[spaces.Space] = spaces.Discrete(4)
+    observation_space = action_space = spaces.Discrete(4)
     chance = 1 / 4
     reward_scale = 1.0
+    length = STEPS
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), self.info()
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
-        reward = self.reward_scale * float(self.score(action)) / STEPS
-        self.t += 1
-        return self.observe(), reward, self.t == STEPS, False, self.info()
+    def reward(self, action: Any) -> float:
+        return self.reward_scale * float(self.score(action)) / STEPS
 
     def observe(self) -> Any:
         self.target = self.draw()
@@ -45,9 +37,6 @@ class Reading(gym.Env):
 
     def score(self, action: Any) -> float:
         return action == self.target
-
-    def info(self) -> dict[str, Any]:
-        return {}
 
 
 # ---- one kind of observation each ------------------------------------------------------------------------------------
@@ -192,13 +181,6 @@ class ReadsTuple(Reading):
 # ---- one kind of action each -----------------------------------------------------------------------------------------
 
 
-class ActsDiscrete(Reading):
-    action_space = spaces.Discrete(4, start=-2)
-
-    def score(self, action: int) -> float:
-        return action == self.target - 2
-
-
 class ActsMultiDiscrete(Reading):
     """Three choices, in a table of one column."""
 
@@ -211,19 +193,6 @@ class ActsMultiDiscrete(Reading):
 
     def score(self, action: np.ndarray) -> float:
         return (action[:, 0] - [0, 1, -3] == self.target).mean()
-
-
-class ActsMultiBinary(Reading):
-    """Repeat four bits."""
-
-    observation_space = action_space = spaces.MultiBinary(4)
-    chance = 1 / 2
-
-    def draw(self) -> np.ndarray:
-        return self.np_random.integers(0, 2, 4).astype(np.int8)
-
-    def score(self, action: np.ndarray) -> float:
-        return (action == self.target).mean()
 
 
 class ActsBox(Reading):
@@ -319,8 +288,7 @@ class MasksOfParts(Reading):
         return target
 
     def score(self, action: tuple) -> float:
-        assert self.masks[0][action[0]], f"{action} is forbidden"
-        assert self.masks[1][action[2]], f"{action} is forbidden"
+        assert all(mask[choice] for mask, choice in zip(self.masks, action[::2], strict=True)), f"{action} is forbidden"
         return (np.array([action[0], *action[1], action[2]]) == self.target).mean()
 
     def info(self) -> dict[str, Any]:
@@ -330,33 +298,29 @@ class MasksOfParts(Reading):
 # ---- memory, and the size of rewards ---------------------------------------------------------------------------------
 
 
-class Recalls(gym.Env):
+class Recalls(Tiny):
     """The first observation shows a cue, the last one asks for it, those between show noise.
 
     Without a memory the best return is `chance`.
     """
 
-    LENGTH = 6
+    LENGTH = length = 6
     observation_space = spaces.Box(-1, 1, (6,), np.float32)  # the cue, noise, whether to answer
     action_space = spaces.Discrete(4)
     chance = 1 / 4
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t, self.cue = 0, int(self.np_random.integers(4))
-        return self.observe(), {}
+    def begin(self) -> None:
+        self.cue = int(self.np_random.integers(4))
 
     def observe(self) -> np.ndarray:
         obs = np.zeros(6, np.float32)
-        obs[4], obs[5] = self.np_random.uniform(-1, 1), self.t == self.LENGTH - 1
+        obs[4], obs[5] = self.np_random.uniform(-1, 1), self.t == self.length - 1
         if self.t == 0:
             obs[self.cue] = 1
         return obs
 
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        over = self.t == self.LENGTH
-        return self.observe(), float(over and action == self.cue), over, False, {}
+    def reward(self, action: int) -> float:
+        return float(self.t == self.length - 1 and action == self.cue)
 
 
 class HugeRewards(ReadsVector):

@@ -5,11 +5,11 @@ which a test that reads it clears first; it is of use where everything runs in o
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from tiny import Tiny, TinyGame
 
 STEPS = 4  # of an episode
 
@@ -29,14 +29,14 @@ TAPE: list[Call] = []
 # ---- one agent, with a reward shaping --------------------------------------------------------------------------------
 
 
-class Payday(gym.Env):
+class Payday(Tiny):
     """Each step pays "pay", the last one also the bonus, if there is one, whatever is done."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
-    action_space = spaces.Discrete(2)
+    length = STEPS
 
     def __init__(self) -> None:
-        self.shaping = Payday.get_default_reward_shaping(self)
+        self.shaping = self.get_default_reward_shaping()
 
     def get_default_reward_shaping(self) -> Any:
         return {"pay": 1, "bonus": {"at_end": (0.5, True)}}
@@ -45,27 +45,19 @@ class Payday(gym.Env):
         TAPE.append(Call(self, "shaping", reward_shaping, agent_idx))
         self.shaping = reward_shaping
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         TAPE.append(Call(self, "reset"))
-        self.t, self.earned = 0, 0.0
-        return self.observe(), {}
+        self.earned = 0.0
 
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def reward(self, action: int) -> float:
         TAPE.append(Call(self, "step"))
-        self.t += 1
-        over = self.t == STEPS
-        reward = self.shaping["pay"]
-        if over and self.shaping["bonus"]["at_end"][1]:
-            reward += self.shaping["bonus"]["at_end"][0]
+        amount, is_paid = self.shaping["bonus"]["at_end"]
+        reward = self.shaping["pay"] + (amount if is_paid and self.t == STEPS - 1 else 0)
         self.earned += reward
-        return self.observe(), reward, over, False, self.info() if over else {}
+        return reward
 
     def observe(self) -> np.ndarray:
         return np.array([self.t / STEPS], np.float32)
-
-    def info(self) -> dict[str, Any]:
-        return {}
 
 
 def wage(shaping: Any) -> float:
@@ -78,50 +70,36 @@ class Misleading(Payday):
     """The true objective is to earn little."""
 
     def info(self) -> dict[str, Any]:
-        return {"true_objective": -self.earned}
+        return {"true_objective": -self.earned} if self.t == STEPS else {}
 
 
 # ---- several agents --------------------------------------------------------------------------------------------------
 
 
-class HigherWins:
+class HigherWins(TinyGame):
     """A game of two steps. Whoever has the higher sum of actions gets 1, the other -1; both 0 when it is even."""
 
-    possible_agents: ClassVar[list[str]] = ["left", "right"]
-    metadata: ClassVar[dict[str, Any]] = {}
+    length = 2
     head_start = 0.0  # of the first seat
 
     def observation_space(self, agent: str) -> spaces.Space:
         return spaces.Box(0, 1, (len(self.possible_agents),), np.float32)
 
-    def action_space(self, agent: str) -> spaces.Space:
-        return spaces.Discrete(3)
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+    def begin(self) -> None:
         TAPE.append(Call(self, "reset"))
-        self.agents, self.t = list(self.possible_agents), 0
         self.sums = np.zeros(len(self.agents))
         self.sums[0] = self.head_start
-        return self.observe(), {agent: {} for agent in self.agents}
 
-    def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
-        self.t += 1
+    def rewards(self, actions: dict[str, Any]) -> dict[str, float]:
         self.sums += [actions[agent] for agent in self.agents]
-        over, agents = self.t == 2, self.agents
-        rewards = self.score() if over else np.zeros(len(agents))
-        results = (self.observe(), dict(zip(agents, rewards.tolist(), strict=True)), dict.fromkeys(agents, over),
-                   dict.fromkeys(agents, False), {agent: {} for agent in agents})
-        self.agents = [] if over else agents
-        return results
+        scores = self.score() if self.t == self.length - 1 else np.zeros(len(self.agents))
+        return dict(zip(self.agents, scores.tolist(), strict=True))
 
     def score(self) -> np.ndarray:
         return np.sign(self.sums - self.sums[::-1])
 
     def observe(self) -> dict[str, np.ndarray]:
-        return dict(zip(self.agents, np.eye(len(self.agents), dtype=np.float32), strict=True))
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
+        return dict(zip(self.possible_agents, np.eye(len(self.possible_agents), dtype=np.float32), strict=True))
 
 
 class FirstSeatWins(HigherWins):
@@ -130,13 +108,13 @@ class FirstSeatWins(HigherWins):
 
 class AlwaysEven(HigherWins):
     def score(self) -> np.ndarray:
-        return np.zeros(len(self.agents))
+        return 0 * self.sums
 
 
 class FourScores(HigherWins):
     """Four agents; each gets the sum of its own actions."""
 
-    possible_agents: ClassVar[list[str]] = ["north", "east", "south", "west"]
+    possible_agents = ("north", "east", "south", "west")
 
     def score(self) -> np.ndarray:
         return self.sums
@@ -145,7 +123,7 @@ class FourScores(HigherWins):
 class HunterAndPrey(HigherWins):
     """Two agents that have different action spaces."""
 
-    possible_agents: ClassVar[list[str]] = ["hunter", "prey"]
+    possible_agents = ("hunter", "prey")
 
     def action_space(self, agent: str) -> spaces.Space:
         return spaces.Discrete(3 if agent == "hunter" else 4)

@@ -4,9 +4,10 @@
     python -m docs.exercises.check 4          one; what it expects is told where it is not met
     python -m docs.exercises.check 4 FILE     another file than the one in docs/exercises/start
 
-Exit status: 0 when solved, 1 when not yet, 2 for an exercise or a file that does not exist.
+Exit status: 0 when solved, else 1.
 """
 
+import argparse
 import importlib
 import importlib.util
 import sys
@@ -32,15 +33,6 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def own_traceback(error: BaseException, path: Path) -> str:
-    """Write down where in one file an error came from, and the error."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    what = "".join(traceback.format_exception_only(error)).rstrip()
-    if not frames and not isinstance(error, SyntaxError):
-        return f"the check cannot use what {path.name} returns: {what}"
-    return f"{path.name} fails:\n{''.join(traceback.format_list(frames))}{what}"
-
-
 def judge(number: int, path: Path) -> tuple[str, str]:
     """Check one exercise; return `SOLVED`, `NOT_YET` or `ERROR`, and what to tell the student."""
     torch.manual_seed(number)
@@ -48,40 +40,24 @@ def judge(number: int, path: Path) -> tuple[str, str]:
         return SOLVED, importlib.import_module(f"docs.exercises.checks.{NAMES[number]}").check(load(path))
     except NotYet as missing:
         return NOT_YET, str(missing)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the student's code raises
-        return ERROR, own_traceback(error, path)
+    except Exception:  # noqa: BLE001  whatever the student's code raises
+        return ERROR, traceback.format_exc().rstrip()
 
 
-def check_all() -> int:
-    """Print a table of all exercises; return the exit status."""
-    num_solved = 0
-    for number, name in NAMES.items():
-        status, text = judge(number, FOLDER / "start" / f"{name}.py")
-        num_solved += status == SOLVED
-        print(f"{number}  {name[3:]:10} {status:8} {text.splitlines()[-1 if status == ERROR else 0]}", flush=True)
-    print(f"{num_solved} of {len(NAMES)} solved")
-    return num_solved < len(NAMES)
-
-
-def main(arguments: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run the command; return its exit status."""
-    if {"-h", "--help"} & {*arguments}:
-        print(__doc__)
-        return 0
-    if not arguments:
-        return check_all()
-    number = int(arguments[0]) if arguments[0].isdecimal() else 0
-    if number not in NAMES or len(arguments) > 2:
-        print(f"check: there is no exercise '{' '.join(arguments)}'; give a number from 1 to {max(NAMES)}, and a file "
-              "if yours is not the one in docs/exercises/start", file=sys.stderr)
-        return 2
-    path = Path(arguments[1]).resolve() if arguments[1:] else FOLDER / "start" / f"{NAMES[number]}.py"
-    if not path.is_file() or path.suffix != ".py":
-        print(f"check: there is no Python file {path}; its name must end in .py", file=sys.stderr)
-        return 2
-    status, text = judge(number, path)
-    print(f"exercise {number}, {status}: {text}")
-    return status != SOLVED
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("number", type=int, nargs="?", choices=NAMES)
+    parser.add_argument("file", type=Path, nargs="?")
+    args = parser.parse_args(argv)
+    numbers = NAMES if args.number is None else [args.number]
+    all_solved = True
+    for number in numbers:
+        status, text = judge(number, (args.file or FOLDER / "start" / f"{NAMES[number]}.py").resolve())
+        all_solved &= status == SOLVED
+        line = text.splitlines()[-1 if status == ERROR else 0]
+        print(f"{number}  {NAMES[number][3:]:10} {status:8} {line if len(numbers) > 1 else text}", flush=True)
+    return not all_solved
 
 
 if __name__ == "__main__":

@@ -32,7 +32,4 @@ def arguments(description: str, env_steps: int | None = None) -> argparse.Namesp
     parser.add_argument("--seed", type=int, default=0)
     if env_steps is not None:
         parser.add_argument("--env_steps", type=int, default=env_steps, help="of each run (default: %(default)s)")
-    given = parser.parse_args()
-    if env_steps is not None and given.env_steps < 1:
-        parser.error("--env_steps must be at least 1")
-    return given
+    return parser.parse_args()

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 
+from services.records import Records
 from trainer import APPO
 
 SETTLE_SEC = 1.0
@@ -22,14 +23,14 @@ SETTLE_SEC = 1.0
 def kill(system, index):
     """Kill a process while the system trains; return the seconds until learning has gone on without it."""
     process = system.crew.processes[index]
-    count, versions, seconds = system.recovery.count, None, 0.0
+    count, versions, seconds = system.find(Records).num_replaced, None, 0.0
     begin = time.monotonic() + SETTLE_SEC
     killer = threading.Timer(SETTLE_SEC, os.kill, (process.pid, signal.SIGKILL))
     killer.start()
 
     def has_gone_on():
         nonlocal versions, seconds
-        if versions is None and system.recovery.count > count:  # it was replaced
+        if versions is None and system.find(Records).num_replaced > count:  # it was replaced
             versions = system.versions
         seconds = time.monotonic() - begin
         return versions is not None and system.versions > versions

@@ -45,7 +45,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=2.0)
     seconds = parser.parse_args().seconds
     context = multiprocessing.get_context("spawn")
-    answers = Inbox(context, SLOTS_IN_USE)
+    answers = Inbox(SLOTS_IN_USE)
 
     queue = context.Queue()
     sender = context.Process(target=send_objects, args=(queue, answers, seconds), daemon=True)
@@ -58,7 +58,7 @@ if __name__ == "__main__":
     sender.join()
 
     storage = torch.randint(255, (SLOTS_IN_USE, *SHAPE), dtype=torch.uint8).share_memory_()
-    inbox = Inbox(context, SLOTS_IN_USE)
+    inbox = Inbox(SLOTS_IN_USE)
     sender = context.Process(target=send_places, args=(storage, inbox, answers, seconds), daemon=True)
     sender.start()
     count, begin = 0, None

@@ -2,7 +2,7 @@
 
     python -m docs.experiments.splits --seconds 6
 
-Pong with 64 environments in one split or two for each rollout worker: without a learner, on one worker and on two; then
+Pong with 64 environments in one split or two for each rollout worker: without a learner, on one worker; then on two
 with a learner, which works in whatever time the others leave.
 """
 
@@ -51,7 +51,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=6.0)
     seconds = parser.parse_args().seconds
     print("               rollout workers  splits  env_steps/s  cores idle")
-    for what, system, workers in (("sampling only", Sampler, 1), ("sampling only", Sampler, 2), ("learning", APPO, 2)):
+    for what, system, workers in (("sampling only", Sampler, 1), ("learning", APPO, 2)):
         for splits in (1, 2):
             speed, idle = measure(system, seconds, num_workers=workers, num_envs_per_worker=64 // workers,
                                   worker_num_splits=splits)

@@ -19,8 +19,8 @@ from torch import nn
 from torch.distributions import Categorical
 
 from algorithm import ppo_objective
-from runtime.recorder import Span
-from tools.timeline import draw_last, write_trace
+from runtime.processes import Span, write_trace
+from tools.timeline import draw_last
 from vtrace import gae
 
 T, EPOCHS, MINIBATCHES, ACTIONS, GAMMA, LAMBDA, CLIP = 64, 4, 4, 6, 0.99, 0.95, 0.2
@@ -78,8 +78,6 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=20.0, help="of sampling and learning")
     parser.add_argument("--num_envs", type=int, default=32, help="environments, stepped together")
     args = parser.parse_args()
-    if not (args.seconds > 0 and args.num_envs > 0):
-        parser.error("--seconds and --num_envs must be greater than 0")
     net = nn.Sequential(nn.Conv2d(4, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.Flatten(),
                         nn.Linear(2592, 256), nn.ReLU(), nn.Linear(256, ACTIONS + 1))
     optimizer = torch.optim.Adam(net.parameters(), 3e-4, eps=1e-5)

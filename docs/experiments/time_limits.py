@@ -22,7 +22,6 @@ from torch import Tensor
 from appo import AsyncPPO
 from docs.experiments import arguments, system
 from trainer import Trainer
-from vtrace import gae
 
 GAMMA, LIMIT = 0.95, 20
 SHOWN = (0, 10, 19)  # steps of an episode
@@ -62,13 +61,6 @@ def values_of(made: Trainer, obs: Tensor) -> list[float]:
     return columns["values"].tolist()
 
 
-def bootstrapped(end: str) -> Tensor:
-    """Return the targets [3] of an episode's last steps, lambda = 1, when every value is estimated as 20."""
-    last = torch.tensor([[False], [False], [True]])
-    ends = {"terminated": torch.zeros_like(last), "truncated": torch.zeros_like(last), end: last}
-    return gae(torch.ones(3, 1), torch.full((4, 1), 20.0), ends["terminated"], ends["truncated"], GAMMA, 1.0)[0][:, 0]
-
-
 def main() -> None:
     """Print the table."""
     given = arguments(__doc__, env_steps=40_000)
@@ -80,9 +72,6 @@ def main() -> None:
         print(f"{name:29}" + "".join(f"{value:9.2f}" for value in learned), flush=True)
     print(f"{'true if it goes on':29}" + "".join(f"{1 / (1 - GAMMA):9.2f}" for _ in SHOWN))
     print(f"{'true if it ends':29}" + "".join(f"{(1 - GAMMA**(LIMIT - t)) / (1 - GAMMA):9.2f}" for t in SHOWN))
-    print("\ntargets of the last 3 steps where all values are 20")
-    for end in ("truncated", "terminated"):
-        print(f"{end:29}" + "".join(f"{target:9.2f}" for target in bootstrapped(end)))
 
 
 if __name__ == "__main__":

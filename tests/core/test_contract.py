@@ -1,38 +1,29 @@
 """What would corrupt learning without a word, and the APIs of the old gym, end with the environment's name."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from parts import make_config
+from tiny import NUMBERS, Tiny
 
 from envs.families import make_vector_env, probe
-from runtime.user_error import EnvironmentFailure, UserError
+from runtime.utils import EnvironmentFailure, UserError
 
 OBS = np.zeros(2, np.float32)
 IMAGE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
-make_odd: Callable[..., Any] = gym.Env  # what --env=test_contract:make_odd calls; each test sets it
+make_odd: Callable[..., Any] = Tiny  # what --env=test_contract:make_odd calls; each test sets it
 
 
-class Fine(gym.Env):
-    """Has nothing wrong; each test changes something."""
-
-    observation_space: Any = spaces.Box(-1, 1, (2,), np.float32)
-    action_space: Any = spaces.Discrete(3)
-    shows: Any = OBS
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self.shows, {}
-
-    def step(self, action: Any) -> Any:
-        return self.shows, 1.0, False, False, {}
+def odd(**parts: Any) -> Callable[[], Tiny]:
+    return partial(Tiny, **{"observe": lambda: OBS} | parts)
 
 
-def odd(**parts: Any) -> type:
-    return type("Odd", (Fine,), parts)
+def shows(obs: Any, space: spaces.Space = NUMBERS) -> Callable[[], Tiny]:
+    return odd(observe=lambda: obs, observation_space=space)
 
 
 def returns(*values: Any) -> Callable[..., Any]:
@@ -49,16 +40,17 @@ def look(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
     (odd(step=returns(OBS, 1.0, False, False, None)), "step 1: step() raised AttributeError"),
     (odd(reset=returns(OBS)), "step 0: reset() raised AttributeError"),
     (odd(reset=returns(OBS, None)), "step 0: reset() raised AttributeError"),
-    (odd(reset=lambda self: (OBS, {})), "reset() raised TypeError"),
+    (odd(reset=lambda: (OBS, {})), "reset() raised TypeError"),
     (odd(step=returns(OBS, [1.0, 2.0], False, False, {})), "step 1: step() raised ValueError"),
     (odd(step=returns(OBS, None, False, False, {})), "step 1: reward is not finite"),
     (odd(reset=returns(OBS, {"action_mask": [1, 0.5, 0]})), "an action mask must hold 0 and 1, not [1.  0.5 0. ]"),
     (odd(step=returns(OBS, 1.0, False, False, {"true_objective": "much"})), "step 1: step() raised ValueError"),
-    (odd(shows=np.zeros(3)), "step 0: reset() raised ValueError"), (odd(shows=None), "reset() raised ValueError"),
-    (odd(shows=np.zeros((16, 16, 3)), observation_space=IMAGE), "reset() raised TypeError: Cannot cast array data"),
-    (odd(shows=1.5, observation_space=spaces.Discrete(3)), "reset() raised TypeError: Cannot cast array data"),
-    (odd(shows=(0, OBS), observation_space=spaces.Tuple([spaces.Discrete(2)] * 2)), "reset() raised ValueError"),
-    (odd(shows={"a": OBS}, observation_space=spaces.Dict(a=Fine.observation_space, b=IMAGE)), "KeyError: 'b'"),
+    (shows(np.zeros(3)), "step 0: reset() raised ValueError"), (shows(None), "reset() raised ValueError"),
+    (shows(np.zeros((16, 16, 3)), IMAGE), "reset() raised TypeError: Cannot cast array data"),
+    (shows(1.5, spaces.Discrete(3)), "reset() raised TypeError: Cannot cast array data"),
+    (shows((0, OBS), spaces.Tuple([spaces.Discrete(2)] * 2)), "reset() raised ValueError"),
+    (shows({"a": OBS}, spaces.Dict(a=NUMBERS, b=IMAGE)), "KeyError: 'b'"),
+    (shows(np.full(2, np.inf, np.float16), spaces.Box(-np.inf, np.inf, (2,), np.float16)), "'obs' is not finite"),
     (odd(action_space=None), "test_contract:make_odd"), (lambda: None, "test_contract:make_odd"),
 ])
 def test_what_an_environment_must_not_be_or_return(monkeypatch: pytest.MonkeyPatch, make: Any, words: str) -> None:
@@ -69,19 +61,19 @@ def test_what_an_environment_must_not_be_or_return(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("make", [
     odd(step=returns(OBS, np.array([1.0]), np.array([False]), np.bool_(0), {})),
-    odd(step=lambda *args: [OBS, 1, 0, False, {}]), odd(shows=[0.0, 0.0]), odd(shows=np.zeros(2)),
-    odd(shows=np.array(1), observation_space=spaces.Discrete(3))])
+    odd(step=lambda *args: [OBS, 1, 0, False, {}]), shows([0.0, 0.0]), shows(np.zeros(2)),
+    shows(np.array(1), spaces.Discrete(3))])
 def test_what_can_be_understood_is(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     look(monkeypatch, make)
 
 
 def test_what_comes_wrong_later_names_the_environment_and_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Fine] = []
-    monkeypatch.setattr("test_contract.make_odd", lambda: made.append(Fine()) or made[-1])
+    made: list[Tiny] = []
+    monkeypatch.setattr("test_contract.make_odd", lambda: made.append(Tiny()) or made[-1])
     env = make_vector_env(make_config({"env": "test_contract:make_odd"}), 2)
     env.reset(5)
     env.step([np.zeros((2, 1), np.float32)])
-    made[-1].shows = np.zeros(3, np.float32)
+    made[-1].observe = lambda: np.zeros(3, np.float32)
     with pytest.raises(EnvironmentFailure, match=r"make_odd, seed None, step 2: step\(\) raised ValueError"):
         env.step([np.zeros((2, 1), np.float32)])
 

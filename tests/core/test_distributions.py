@@ -20,7 +20,7 @@ from distributions import (
     forbid,
     log_tanh_slope,
 )
-from envs.flat_spaces import num_action_parameters, num_columns
+from envs.flat_spaces import num_action_parameters, num_columns, plain_parts
 
 SPACES = {
     "discrete": spaces.Discrete(5, start=2),
@@ -32,22 +32,13 @@ SPACES = {
         leg=spaces.Discrete(3), view=spaces.Dict(tilt=spaces.Box(-1, 1, (1, 2)))),
 }
 CASES = [(name, False) for name in SPACES] + [("box", True), ("nested", True)]
-DISCRETE = ("discrete", "multi_discrete", "multi_binary")
-
-
-def plain_parts(space: spaces.Space) -> list[spaces.Space]:
-    """List the parts of a space, those of a Dict in its order."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return [leaf for part in parts for leaf in plain_parts(part)]
-    return [space]
 
 
 def torch_parts(space: spaces.Space, parameters: Tensor) -> list[tuple[Distribution, int]]:
     """Make the parts of a distribution with torch, unsquashed, and the number of columns of each."""
     parts: list[tuple[Distribution, int]] = []
     begin = 0
-    for leaf in plain_parts(space):
+    for leaf in plain_parts(space).values():
         count = math.prod(leaf.shape)
         if isinstance(leaf, spaces.Box):
             mean, log_std = parameters[..., begin : begin + 2 * count].split(count, -1)
@@ -98,19 +89,14 @@ def test_distributions_agree_with_torch(name: str, squash: bool, dtype: torch.dt
                 (ours.kl(other), kl), (ours.kl(ours), torch.zeros(4, 3))]
     if not squash:
         compared.append((ours.entropy(), sum(part.entropy() for part, _ in theirs)))
+    if name in ("discrete", "multi_discrete", "multi_binary"):
+        uniform = torch_parts(space, torch.zeros_like(parameters).double())
+        symmetric = sum(kl_divergence(p, u) + kl_divergence(u, p)
+                        for (p, _), (u, _) in zip(theirs, uniform, strict=True)) / 2
+        compared.append((ours.symmetric_kl_to_uniform(), symmetric))
     for actual, expected in compared:
         assert actual.dtype == dtype
         torch.testing.assert_close(actual, expected.to(dtype), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", DISCRETE)
-def test_symmetric_kl_to_uniform_agrees_with_torch(name: str) -> None:
-    parameters = draw_parameters(SPACES[name], 0, torch.float64)
-    expected = 0.0
-    for part, uniform in zip(*(torch_parts(SPACES[name], p) for p in (parameters, torch.zeros_like(parameters))),
-                             strict=True):
-        expected += 0.5 * (kl_divergence(part[0], uniform[0]) + kl_divergence(uniform[0], part[0]))
-    torch.testing.assert_close(ActionDistribution(SPACES[name], parameters).symmetric_kl_to_uniform(), expected)
 
 
 # ---- squashed Gaussians ------------------------------------------------------------------------------------------
@@ -186,17 +172,6 @@ def test_samples_are_as_frequent_as_their_probabilities() -> None:
     assert distribution.mode()[0].tolist() == [3, 0, 0, 0, 1, 1, -3]
 
 
-@pytest.mark.parametrize(("name", "squash"), CASES)
-def test_no_action_of_a_choice_is_likelier_than_the_mode(name: str, squash: bool) -> None:
-    distribution = ActionDistribution(SPACES[name], draw_parameters(SPACES[name], 0, torch.float32), squash=False)
-    torch.manual_seed(0)
-    mode = distribution.mode()
-    best = distribution.log_prob(mode)
-    assert all(torch.all(distribution.log_prob(distribution.sample()) <= best + 1e-5) for _ in range(100))
-    squashed = ActionDistribution(SPACES[name], draw_parameters(SPACES[name], 0, torch.float32), squash=squash)
-    assert torch.equal(squashed.mode(), mode), "a squashed Gaussian's is the squashed mean"
-
-
 def test_log_stds_are_clamped() -> None:
     extreme, bound = (DiagonalGaussian(torch.tensor([0.5, -0.5, *log_stds]))
                       for log_stds in ((-1e30, 1e30), LOG_STD_RANGE))
@@ -236,11 +211,8 @@ def test_forbidden_options_are_as_good_as_absent(squash: bool, dtype: torch.dtyp
     for column, options in OPTIONS.items():
         renamed[..., column] = torch.tensor(options, dtype=dtype)[actions[..., column].long()]
     torch.testing.assert_close(ours.log_prob(renamed), theirs.log_prob(actions))
-    entropies = []
-    for one in (ours, theirs):
-        torch.manual_seed(0)  # a squashed Gaussian draws
-        entropies.append(one.entropy())
-    torch.testing.assert_close(*entropies)
+    if not squash:  # which would draw
+        torch.testing.assert_close(ours.entropy(), theirs.entropy())
     torch.testing.assert_close(ours.kl(other), theirs.kl(other_theirs))
     torch.testing.assert_close(other.kl(ours), other_theirs.kl(theirs))
     for part, reduced_part in zip(ours.parts, theirs.parts, strict=True):

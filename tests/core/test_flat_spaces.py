@@ -1,15 +1,16 @@
 """Tests of `flat_spaces.py`: each kind of observation becomes its leaf, each row of numbers a valid action."""
 
 import zlib
+from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
+from tiny import Tiny
 
 from envs.flat_spaces import (
     TEXT_BITS,
@@ -21,10 +22,11 @@ from envs.flat_spaces import (
     mask_size,
     num_action_parameters,
     num_columns,
+    num_options,
     obs_leaves,
     unflatten_actions,
 )
-from runtime.user_error import UserError
+from runtime.utils import UserError
 
 inf = np.inf
 
@@ -47,23 +49,7 @@ def test_the_axis_of_the_channels_is_told_from_the_shape(shape: tuple[int, ...],
     assert is_channels_last(shape) == channels_last
 
 
-class Replay(gym.Env):
-    """Shows one observation at each reset and step."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, space: spaces.Space, observations: list[Any]) -> None:
-        self.observation_space, self.observations = space, observations
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.t = 0
-        return self.observations[0], {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        return self.observations[self.t], 0.0, False, False, {}
-
-
+FLOAT_IMAGE, TABLE = spaces.Box(-inf, inf, (4, 5, 3), np.float32), [[2, 3], [4, 5]]
 PLAIN = {  # space, its leaf, how one observation becomes one of the leaf
     "number": (spaces.Box(-5, 5, (), np.float32), vector(1), lambda x: [x]),
     "vector": (spaces.Box(-5, 5, (3,), np.float64), vector(3, np.float64), np.asarray),
@@ -73,12 +59,9 @@ PLAIN = {  # space, its leaf, how one observation becomes one of the leaf
     "gray_image": (image(4, 5), image(1, 4, 5), lambda x: x[None]),
     "image_hwc": (image(4, 5, 3), image(4, 5, 3), np.asarray),
     "image_chw": (image(3, 4, 5), image(3, 4, 5), np.asarray),
-    "float_image_hwc": (spaces.Box(0, 1, (4, 5, 3), np.float32), spaces.Box(-inf, inf, (4, 5, 3), np.float32),
-                        np.asarray),
-    "float_image_chw": (spaces.Box(0, 1, (3, 4, 5), np.float64), spaces.Box(-inf, inf, (3, 4, 5), np.float32),
-                        np.asarray),
+    "float_image": (spaces.Box(0, 1, (4, 5, 3), np.float64), FLOAT_IMAGE, np.asarray),
     "discrete": (spaces.Discrete(4, start=-2), spaces.Discrete(4), lambda x: x + 2),
-    "multi_discrete": (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [-2, 3]], dtype=np.int32),
+    "multi_discrete": (spaces.MultiDiscrete(TABLE, start=[[0, 1], [-2, 3]], dtype=np.int32),
                        spaces.MultiDiscrete([2, 3, 4, 5]), lambda x: np.ravel(x) - [0, 1, -2, 3]),
     "multi_binary": (spaces.MultiBinary((2, 3)), spaces.MultiBinary(6), np.ravel),
     "text": (spaces.Text(20, charset="ab "), spaces.MultiBinary(TEXT_BITS), hash_words),
@@ -90,7 +73,8 @@ def check_leaves(space: spaces.Space, leaves: dict[str, spaces.Space], convert: 
     assert obs_leaves(space) == leaves
     space.seed(0)
     played = [[space.sample() for _ in range(5)] for _ in range(3)]
-    env = SyncVectorEnv([lambda observations=observations: Replay(space, observations) for observations in played])
+    env = SyncVectorEnv([partial(Tiny, observation_space=space, observe=partial(next, iter(tape)), length=9)
+                         for tape in played])
     for t in range(5):
         batch = env.step(np.zeros(3, int))[0] if t else env.reset()[0]
         flat = flatten_obs(space, batch)
@@ -100,8 +84,7 @@ def check_leaves(space: spaces.Space, leaves: dict[str, spaces.Space], convert: 
             assert flat[name].shape == (3, *leaf.shape)
             np.testing.assert_array_equal(flat[name], expected)
             assert batch_space(leaf, 3).contains(flat[name].astype(leaf.dtype)), "the leaf's space allows it"
-            if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
-                assert flat[name].dtype == np.int64, "as one_hot needs it"
+            assert flat[name].dtype == np.int64 or not num_options(leaf), "as one_hot needs it"
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -111,30 +94,24 @@ def test_plain_observations(kind: str) -> None:
 
 
 def test_dict_and_tuple_observations_are_named_by_their_paths() -> None:
-    parts = {name: PLAIN[name][0] for name in PLAIN}
-    space = spaces.Dict(
-        camera=spaces.Dict(left=parts["image_hwc"], right=parts["gray_image"]),
-        hands=spaces.Tuple((parts["discrete"], spaces.Dict(text=parts["text"]), spaces.Tuple((parts["number"],)))),
-        pose=parts["matrix"])
-    convert = {name: PLAIN[name][2] for name in PLAIN}
-    check_leaves(space, {
-        "camera/left": image(4, 5, 3), "camera/right": image(1, 4, 5), "hands/0": spaces.Discrete(4),
-        "hands/1/text": spaces.MultiBinary(TEXT_BITS), "hands/2/0": vector(1), "pose": vector(6),
-    }, lambda obs: {
-        "camera/left": obs["camera"]["left"], "camera/right": convert["gray_image"](obs["camera"]["right"]),
-        "hands/0": convert["discrete"](obs["hands"][0]), "hands/1/text": convert["text"](obs["hands"][1]["text"]),
-        "hands/2/0": convert["number"](obs["hands"][2][0]), "pose": convert["matrix"](obs["pose"])})
-    check_leaves(spaces.Tuple((parts["vector"], parts["image_chw"], parts["multi_binary"])), {
-        "0": vector(3, np.float64), "1": image(3, 4, 5), "2": spaces.MultiBinary(6),
-    }, lambda obs: {"0": obs[0], "1": obs[1], "2": np.ravel(obs[2])})
+    space, leaf, convert = ({kind: each[i] for kind, each in PLAIN.items()} for i in range(3))
+    nested = spaces.Dict(
+        camera=spaces.Dict(left=space["image_hwc"], right=space["gray_image"]),
+        hands=spaces.Tuple((space["discrete"], spaces.Dict(text=space["text"]), spaces.Tuple((space["number"],)))))
+    names = {"camera/left": "image_hwc", "camera/right": "gray_image", "hands/0": "discrete", "hands/1/text": "text",
+             "hands/2/0": "number"}
+
+    def parts(obs: Any) -> dict[str, Any]:
+        found = [*obs["camera"].values(), obs["hands"][0], obs["hands"][1]["text"], obs["hands"][2][0]]
+        return {name: convert[kind](part) for (name, kind), part in zip(names.items(), found, strict=True)}
+
+    check_leaves(nested, {name: leaf[kind] for name, kind in names.items()}, parts)
 
 
 def test_a_text_becomes_the_set_of_its_words() -> None:
     bits = hash_words("Go to  the RED door, to the left")
     words = ["go", "to", "the", "red", "door,", "left"]
     assert set(np.flatnonzero(bits)) == {zlib.crc32(word.encode()) % TEXT_BITS for word in words}
-    assert (hash_words("left door, red the to go") == bits).all()
-    assert (hash_words("go to the blue door, to the left") != bits).any()
     assert not hash_words("").any()
 
 
@@ -142,7 +119,7 @@ def test_a_text_becomes_the_set_of_its_words() -> None:
 
 ACTIONS = {  # space; numbers of columns, of parameters of a distribution, of bits of a mask
     "discrete": (spaces.Discrete(5, start=3), 1, 5, 5),
-    "multi_discrete": (spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [-2, 3]]), 4, 14, 14),
+    "multi_discrete": (spaces.MultiDiscrete(TABLE, start=[[0, 1], [-2, 3]]), 4, 14, 14),
     "small_integers": (spaces.MultiDiscrete([2, 3], dtype=np.int8), 2, 5, 5),
     "multi_binary": (spaces.MultiBinary((2, 3)), 6, 6, 0),
     "box": (spaces.Box(np.array([-2, 0.1], np.float32), np.array([2, 0.3], np.float32)), 2, 4, 0),
@@ -162,13 +139,9 @@ def draw_rows(space: spaces.Space, count: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     columns = []
     for leaf in action_leaves(space).values():
-        size = int(np.prod(leaf.shape))
-        if isinstance(leaf, spaces.Box):
-            columns.append(rng.normal(0, 2, (count, size)))
-        else:
-            options = 2 if isinstance(leaf, spaces.MultiBinary) else (
-                leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec.ravel())
-            columns.append(rng.integers(options, size=(count, size)))
+        size = (count, int(np.prod(leaf.shape)))
+        options = num_options(leaf) or 2
+        columns.append(rng.normal(0, 2, size) if isinstance(leaf, spaces.Box) else rng.integers(options, size=size))
     return np.concatenate(columns, 1).astype(np.float32)
 
 
@@ -207,24 +180,24 @@ def test_parts_lie_side_by_side_in_the_order_of_the_space() -> None:
     assert list(action_leaves(space)) == ["a/0", "a/1", "b"]
     action = unflatten_actions(space, np.float32([[7, 0.25, -0.5, 0, 1]]))
     assert list(action) == ["a", "b"]
-    assert action["a"][0].tolist() == [7]
-    assert action["a"][1].tolist() == [[0.25, -0.5]]
-    assert action["b"].tolist() == [[0, 1]]
+    assert [part.tolist() for part in (*action["a"], action["b"])] == [[7], [[0.25, -0.5]], [[0, 1]]]
 
 
-def test_bounded_actions_are_in_units_of_their_range_and_clipped() -> None:
-    space = spaces.Box(np.array([-2.0, 0.0, -1.0], np.float32), np.array([2.0, 10.0, 1.0], np.float32))
-    actions = np.array([[-1, -1, -1], [0, 0, 0], [1, 1, 1], [0.5, -0.5, 0.25], [9, -9, 9]], np.float32)
-    expected = [[-2, 0, -1], [0, 5, 0], [2, 10, 1], [1, 2.5, 0.25], [2, 0, 1]]
-    scaled = unflatten_actions(space, actions)
+@pytest.mark.parametrize(("low", "high", "action", "expected"), [
+    (-2, 2, [-1, 0, 1, 0.5, 9], [-2, 0, 2, 1, 2]), (0, 10, [-1, 0, 1, -0.5, -9], [0, 5, 10, 2.5, 0]),
+    (-inf, inf, [-7, 0, 7], [-7, 0, 7]), (0, inf, [-7, 0.5, 7], [0, 0.5, 7])])
+def test_bounded_actions_are_in_units_of_their_range_and_clipped_and_others_pass(
+        low: float, high: float, action: list[float], expected: list[float]) -> None:
+    scaled = unflatten_actions(spaces.Box(low, high, (1,), np.float32), np.float32(action)[:, None])
     assert scaled.dtype == np.float32
-    assert np.allclose(scaled, expected)
+    np.testing.assert_allclose(scaled[:, 0], expected)
 
 
-def test_unbounded_actions_pass_and_half_bounded_ones_are_clipped() -> None:
-    space = spaces.Box(np.array([-inf, 0.0], np.float32), np.array([inf, inf], np.float32))
-    actions = np.array([[-7.0, -7.0], [7.0, 7.0], [0.0, 0.5]], np.float32)
-    assert (unflatten_actions(space, actions) == [[-7, 0], [7, 7], [0, 0.5]]).all()
+@pytest.mark.parametrize("far", [np.finfo(np.float32).max, 2e38, 1.7e38, 1e6])
+def test_a_range_that_float32_cannot_hold_is_none(far: float) -> None:
+    taken = unflatten_actions(spaces.Box(np.float32(-far), np.float32(far), (1,)), np.float32([[0.5], [-1], [7]]))
+    expected = np.array([0.5, -1, 1]) * far if far < 1.8e38 else [0.5, -1, 7]
+    np.testing.assert_allclose(taken[:, 0], expected, rtol=1e-6)
 
 
 def test_whole_numbers_are_rounded_to() -> None:
@@ -253,21 +226,16 @@ def test_rounding_never_leaves_the_bounds(dtype: type) -> None:
 
 
 @pytest.mark.parametrize(("leaves", "space", "part"), [
-    (obs_leaves, spaces.Box(-1, 1, (2, 2, 2, 2)), "observation 'obs'"),
-    (obs_leaves, None, "observation 'obs'"), (obs_leaves, spaces.Box(-1, 1, (0,)), "observation 'obs'"),
+    (obs_leaves, spaces.Box(-1, 1, (2, 2, 2, 2)), "observation 'obs'"), (obs_leaves, None, "observation 'obs'"),
     (obs_leaves, spaces.Dict(near=vector(2), far=spaces.Tuple((vector(2), spaces.Sequence(vector(2))))),
      "observation 'far/1'"),
     (action_leaves, None, "the action space"), (action_leaves, spaces.Box(-1, 1, (0,)), "the action space"),
+    (action_leaves, spaces.Dict(), "the action space"),
     (action_leaves, spaces.Tuple((spaces.Discrete(2), spaces.Text(3))), "part '1' of the action space"),
-    (action_leaves, spaces.Dict(move=spaces.Dict(far=spaces.Graph(vector(2), None))),
-     "part 'move/far' of the action space"),
 ])
 def test_unsupported_spaces_are_refused_naming_the_part(leaves: Any, space: spaces.Space, part: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=f"^{part} is .*supported are"):
         leaves(space)
-    assert str(refused.value).startswith(f"{part} is ")
-    assert "supported are" in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_masks_are_joined_into_one_row_of_bits() -> None:

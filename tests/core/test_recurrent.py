@@ -4,7 +4,6 @@ An episode's first observation may lie anywhere in a trajectory: the hidden stat
 That each agent has the hidden state of its own past, also from trajectory to trajectory, is in `test_routing.py`.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from one_policy import CPU, make_buffers
 from parts import make_config
 from torch import Tensor
 
-from learner import Learner, join_groups
+from learner import Learner
 from model import make_model
 from policy_worker import PolicyWorker
 from shared_buffers import SPLIT
@@ -46,12 +45,8 @@ class Rig:
         self.learner = Learner(self.cfg, self.buffers, 0, 0, CPU, None, lambda report: None)
         self.learner.steps_per_pass = 20  # so that every minibatch is evaluated in several parts
 
-    def act(self, obs: Tensor, new_episode: Tensor, states: Tensor,
-            served_at: Callable[[int], Sequence[int]] = lambda t: (0, 1)) -> dict[str, Tensor]:
-        """Let the policy worker act on given observations [B, T+1, 4] and episode starts; return the trajectories.
-
-        served_at(t) is called before each step and returns the splits that are served.
-        """
+    def act(self, obs: Tensor, new_episode: Tensor, states: Tensor) -> dict[str, Tensor]:
+        """Let the policy worker act on given observations [B, T+1, 4] and episode starts; return the trajectories."""
         data = self.trajectories
         data["obs/obs"].copy_(obs)
         data["new_episode"].copy_(new_episode)
@@ -60,7 +55,7 @@ class Rig:
         self.buffers.agent_slot.copy_(torch.arange(AGENTS).view_as(self.buffers.agent_slot))
         for t in range(T):
             self.buffers.agent_t.fill_(t)
-            self.policy_worker.serve([(SPLIT, split) for split in served_at(t)])
+            self.policy_worker.serve([(SPLIT, split) for split in (0, 1)])
         return {name: tensor.clone() for name, tensor in data.items()}
 
     def act_randomly(self, seed: int) -> dict[str, Tensor]:
@@ -75,12 +70,7 @@ class Rig:
 
     def unroll(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluate trajectories as the learner does: parameters [B, T+1, D], values [B, T+1]."""
-        groups = self.learner.sequences(data)
-        outputs = list(self.learner.map(self.learner.evaluate,
-                                        [part for group in groups for part in self.learner.parts(group)]))
-        assert len(outputs) > 1
-        steps = [group["new_episode"].numel() for group in groups]
-        return tuple(join_groups(torch.cat(rows), steps, len(data["valid"])) for rows in zip(*outputs, strict=True))
+        return tuple(rows.transpose(0, 1) for rows in self.learner.unroll(data))
 
     def step_by_step(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the same from a loop over time, with gradients through as many steps as the learner's."""
@@ -105,41 +95,22 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("learner_threads", [1, 2])
 @pytest.mark.parametrize("recurrence", RECURRENCES)
 @pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
-def test_unrolled_outputs_are_those_of_acting(rnn_type: str, layers: int, recurrence: int,
-                                              learner_threads: int) -> None:
-    rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers, recurrence=recurrence, learner_threads=learner_threads)
-    data = rig.act_randomly(seed=0)
-    parameters, values = rig.unroll(data)
-    assert_close(parameters[:, :-1], data["action_parameters"])
-    assert_close(values[:, :-1], data["values"])
-    for unrolled, slow in zip((parameters, values), rig.step_by_step(data), strict=True):
-        assert_close(unrolled, slow)  # the bootstrap observation too
-        assert unrolled.std() > 0.1
-
-
-@pytest.mark.parametrize("learner_threads", [1, 2])
-@pytest.mark.parametrize("recurrence", RECURRENCES)
-@pytest.mark.parametrize(("rnn_type", "layers"), KINDS)
-def test_the_loss_gets_the_outputs_of_acting_and_gives_the_gradients_of_a_loop_over_time(
+def test_unrolled_outputs_are_those_of_acting_and_their_gradients_those_of_a_loop_over_time(
         rnn_type: str, layers: int, recurrence: int, learner_threads: int) -> None:
     rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers, recurrence=recurrence, learner_threads=learner_threads)
     data = rig.act_randomly(seed=2)
     rng = torch.Generator().manual_seed(3)
     weights = torch.randn(AGENTS, T + 1, 5, generator=rng), torch.randn(AGENTS, T + 1, generator=rng)
-
-    def weighted_sum(parameters: Tensor, values: Tensor) -> Tensor:
-        return (weights[0] * parameters).sum() + (weights[1] * values).sum()
-
-    def loss(outputs: tuple[Tensor, Tensor], minibatch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        parameters, values = (output.transpose(0, 1) for output in outputs)
-        assert_close(parameters[:, :-1], data["action_parameters"])
-        assert_close(values[:, :-1], data["values"])
-        return weighted_sum(parameters, values), {"seen": torch.tensor(True)}
-
+    unrolled, slow = rig.unroll(data), rig.step_by_step(data)
+    for name, mine, looped in zip(("action_parameters", "values"), unrolled, slow, strict=True):
+        assert_close(mine[:, :-1], data[name])
+        assert_close(mine, looped)  # the bootstrap observation too
+        assert mine.std() > 0.1
     names, tensors = zip(*rig.learner.model.named_parameters(), strict=True)
-    expected = torch.autograd.grad(weighted_sum(*rig.step_by_step(data)), tensors)
-    rig.learner.loss = loss
-    assert rig.learner.backward(data)["seen"]
+    loss, expected_loss = (sum((weight * x).sum() for weight, x in zip(weights, outputs, strict=True))
+                           for outputs in (unrolled, slow))
+    expected = torch.autograd.grad(expected_loss, tensors)
+    loss.backward()
     for name, tensor, gradient in zip(names, tensors, expected, strict=True):
         assert gradient.any(), name
         torch.testing.assert_close(tensor.grad, gradient, rtol=1e-4, atol=1e-4)
@@ -148,17 +119,12 @@ def test_the_loss_gets_the_outputs_of_acting_and_gives_the_gradients_of_a_loop_o
 # ---- where gradients go ----------------------------------------------------------------------------------------------
 
 
-def first_step_seen(new_episode: Tensor, t: int) -> int:
-    """Return the step from which on an output at step t depends on its inputs; -1: also on the state before step 0."""
-    begins = new_episode[: t + 1].nonzero().flatten().tolist()
-    return begins[-1] if begins else -1
-
-
 @pytest.mark.parametrize(("rnn_type", "layers", "recurrence"), [*((*kind, T) for kind in KINDS), ("gru", 1, 4),
                                                                 ("gru", 1, 1)])
 def test_no_gradient_of_the_learner_crosses_an_episode_start_or_a_segment(rnn_type: str, layers: int,
                                                                           recurrence: int) -> None:
     rig = Rig(rnn_type=rnn_type, rnn_num_layers=layers, recurrence=recurrence)
+    rig.learner.steps_per_pass = 1000  # gradients of inputs do not go through parts
     data = rig.act_randomly(seed=4)
     data["obs/obs"].requires_grad_()
     data["rnn_states"].requires_grad_()
@@ -166,7 +132,8 @@ def test_no_gradient_of_the_learner_crosses_an_episode_start_or_a_segment(rnn_ty
     for row in range(AGENTS):
         for t in range(T + 1):
             segment = t // recurrence * recurrence if t < T or recurrence < T else 0
-            begin = first_step_seen(data["new_episode"][row], t)
+            begins = data["new_episode"][row, : t + 1].nonzero().flatten().tolist()
+            begin = begins[-1] if begins else -1  # -1: it also depends on the state before step 0
             expected = torch.zeros(AGENTS, T + 1, dtype=torch.bool)
             expected[row, max(begin, segment) : t + 1] = True
             states_expected = torch.zeros(AGENTS, T + 1, dtype=torch.bool)
@@ -194,32 +161,3 @@ def test_a_hidden_state_is_forgotten_whatever_it_holds() -> None:
         for mine, theirs in zip(rig.unroll(data), rig.unroll(data | {"rnn_states": forgotten}), strict=True):
             assert torch.equal(mine, theirs)
             assert mine.isfinite().all()
-
-
-# ---- a policy that became a copy of another --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rnn_type", ["gru", "lstm"])
-def test_agents_forget_the_hidden_states_of_weights_that_were_replaced(rnn_type: str) -> None:
-    """From the first row that the copied weights act, and in no other row, the memory is empty; the learner sees it."""
-    rig, rng = Rig(rnn_type=rnn_type), torch.Generator().manual_seed(1)
-    obs, states = torch.randn(AGENTS, T + 1, 4, generator=rng), torch.randn(AGENTS, rig.learner.model.state_size)
-    versions = {3: 1, 7: 2, 9: 3}  # at step 3 and 9 after an ordinary SGD step
-
-    def served_at(t: int) -> list[int]:
-        if t == 5:
-            rig.buffers.first_version[0] = 2  # announced before the weights are there
-        if t in versions:
-            rig.shared.weights.publish(rig.learner.model, versions[t])
-        return [0] if t == 7 else [0, 1]  # the second split misses a row, and forgets when its turn comes
-
-    data = rig.act(obs, torch.zeros(AGENTS, T + 1, dtype=torch.bool), states, served_at)
-    in_first = torch.arange(AGENTS) < rig.cfg.envs_per_split
-    assert data["new_episode"][in_first].nonzero()[:, 1].tolist() == [7] * rig.cfg.envs_per_split
-    assert data["new_episode"][~in_first].nonzero()[:, 1].tolist() == [8] * rig.cfg.envs_per_split
-    parameters, values = rig.unroll({name: tensor[in_first] for name, tensor in data.items()})
-    torch.testing.assert_close(values[:, :T], data["values"][in_first], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(parameters[:, :T], data["action_parameters"][in_first], rtol=1e-4, atol=1e-4)
-    fresh, _, _ = rig.learner.model({"obs": obs[in_first, 7]}, torch.zeros(int(in_first.sum()), states.shape[1]),
-                                    torch.zeros(int(in_first.sum()), 1, dtype=torch.bool))
-    torch.testing.assert_close(data["action_parameters"][in_first, 7], fresh, rtol=1e-4, atol=1e-4)

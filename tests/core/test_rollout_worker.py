@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from counting_env import CountingEnv
@@ -11,25 +12,34 @@ from parts import make_config
 
 from model import make_model
 from policy_worker import PolicyWorker
-from rollout_worker import RolloutWorker
-from runtime.recovery import begin_again, forget_worker
-from shared_buffers import PAUSE, RESUME, SLOTS, SPLIT, WITH_WORKER
+from rollout_worker import RolloutWorker, SlotPool
+from services.recovery import begin_again, forget_worker
+from shared_buffers import HANDED_IN, PAUSE, RESUME, SLOTS, SPLIT, TAKEN, WITH_WORKER, Inbox
 
 
 class Rig:
     """One rollout worker and one policy worker; the test hands on every message."""
 
     def __init__(self, on_step: Callable[[], None] = lambda: None, **settings: Any) -> None:
-        cfg = make_config({"env": "counting", "num_workers": 1, "num_envs_per_worker": 6, "rollout": 8,
-                           "batch_size": 48, "encoder_mlp_layers": (8,), "normalize_input": False}, settings)
+        self.cfg = make_config({"env": "counting", "num_workers": 1, "num_envs_per_worker": 6, "rollout": 8,
+                                "batch_size": 48, "encoder_mlp_layers": (8,), "normalize_input": False}, settings)
+        self.on_step = on_step
         torch.manual_seed(0)
-        model = make_model(cfg, CountingEnv.obs_space, CountingEnv.action_space)
-        buffers = make_buffers(cfg, CountingEnv.obs_space, CountingEnv.action_space, model)
-        self.cfg, self.buffers, self.slot_place = cfg, buffers, buffers.slot_place
-        self.requests, self.answers = buffers.policies[0].requests, buffers.worker_inboxes[0]
-        self.done = buffers.policies[0].trajectories_done
-        self.server = PolicyWorker(cfg, buffers, 0, CPU)
-        self.worker = RolloutWorker(cfg, buffers, 0, lambda report: None, lambda cfg, n: CountingEnv(n, on_step))
+        model = make_model(self.cfg, CountingEnv.obs_space, CountingEnv.action_space)
+        self.buffers = make_buffers(self.cfg, CountingEnv.obs_space, CountingEnv.action_space, model)
+        self.slot_place, self.rows = self.buffers.slot_place, self.buffers.storage[0]
+        self.requests, self.answers = self.buffers.policies[0].requests, self.buffers.worker_inboxes[0]
+        self.done = self.buffers.policies[0].trajectories_done
+        self.server = PolicyWorker(self.cfg, self.buffers, 0, CPU)
+        self.worker = self.begin(0)
+
+    def begin(self, worker: int) -> RolloutWorker:
+        """Make a rollout worker, which samples."""
+        made = RolloutWorker(self.cfg, self.buffers, worker, lambda report: None,
+                             lambda cfg, num_envs: CountingEnv(num_envs, self.on_step))
+        assert self.requests.empty(), "nothing is sampled before the first RESUME"
+        made.handle(RESUME, 0)
+        return made
 
     def answer_one(self) -> None:
         """Let the policy worker answer the oldest request, and the rollout worker step that split."""
@@ -49,7 +59,6 @@ def test_double_buffering_steps_one_split_while_the_others_wait_for_actions(spli
     """An event tape: with two splits a request is open during every step; with one split, during none."""
     open_during_step: list[int] = []
     rig = Rig(lambda: open_during_step.append(num_waiting(rig.requests)), worker_num_splits=splits)
-    rig.worker.handle(RESUME, 0)
     for _ in range(60):
         rig.answer_one()
         rig.give_back()
@@ -59,7 +68,6 @@ def test_double_buffering_steps_one_split_while_the_others_wait_for_actions(spli
 @pytest.mark.parametrize("async_rl", [False, True])
 def test_a_split_without_free_slots_waits_for_the_learner_and_does_not_hold_up_the_others(async_rl: bool) -> None:
     rig = Rig(async_rl=async_rl)
-    rig.worker.handle(RESUME, 0)
     ahead, behind = (take_one(rig.requests) for _ in range(2))
     for message in (ahead, behind):  # one split finishes its trajectories before the other one has begun
         rig.requests.put(message)
@@ -71,8 +79,6 @@ def test_a_split_without_free_slots_waits_for_the_learner_and_does_not_hold_up_t
 
 def test_a_pause_holds_all_requests_back_and_loses_nothing() -> None:
     rig = Rig()
-    assert rig.requests.empty(), "nothing is sampled before the first RESUME"
-    rig.worker.handle(RESUME, 0)
     rig.worker.handle(PAUSE, 0)
     for _ in range(2):
         rig.answer_one()
@@ -86,20 +92,17 @@ def test_a_pause_holds_all_requests_back_and_loses_nothing() -> None:
 
 def test_nobody_acts_for_a_worker_that_is_gone_and_an_answer_held_back_never_reaches_its_successor() -> None:
     rig = Rig()
-    rig.worker.handle(RESUME, 0)
     answered, late = (take_one(rig.requests) for _ in range(2))
     rig.server.serve([answered])
     held_back = take_one(rig.answers)
     forget_worker(rig.buffers, 0)
-    successor = RolloutWorker(rig.cfg, rig.buffers, 0, lambda report: None, lambda cfg, n: CountingEnv(n, lambda: None))
-    successor.handle(RESUME, 0)
-    before = {name: tensor.clone() for name, tensor in rig.buffers.storage[0].items()}
+    rig.worker = rig.begin(0)
+    before = {name: tensor.clone() for name, tensor in rig.rows.items()}
     rig.server.serve([late])
-    successor.handle(*held_back)
+    rig.worker.handle(*held_back)
     assert rig.answers.empty()
     assert int(rig.buffers.env_steps[0]) == 0
-    assert all(torch.equal(tensor, before[name]) for name, tensor in rig.buffers.storage[0].items())
-    rig.worker = successor
+    assert all(torch.equal(tensor, before[name]) for name, tensor in rig.rows.items())
     for _ in range(2):
         rig.answer_one()
     assert int(rig.buffers.env_steps[0]) == 6, "its own answers count"
@@ -107,13 +110,13 @@ def test_nobody_acts_for_a_worker_that_is_gone_and_an_answer_held_back_never_rea
 
 def test_a_worker_that_dies_while_its_actions_are_computed_gets_none_and_the_others_get_theirs() -> None:
     rig = Rig(num_workers=2, worker_num_splits=1)
-    other = RolloutWorker(rig.cfg, rig.buffers, 1, lambda report: None, lambda cfg, n: CountingEnv(n, lambda: None))
-    for worker in (rig.worker, other):
-        worker.handle(RESUME, 0)
+    requests = drain(rig.requests)
+    rig.begin(1)
+    requests += drain(rig.requests)
     compute = rig.server.compute
     rig.server.compute = lambda *args: (forget_worker(rig.buffers, 0), compute(*args))[1]
-    versions = rig.buffers.storage[0]["policy_version"].fill_(-1)
-    rig.server.serve(drain(rig.requests))
+    versions = rig.rows["policy_version"].fill_(-1)
+    rig.server.serve(requests)
     assert rig.answers.empty()
     assert take_one(rig.buffers.worker_inboxes[1]) == (SPLIT, 1)
     assert versions[:, 0].tolist() == [-1] * 6 + [0] * 6
@@ -121,7 +124,6 @@ def test_a_worker_that_dies_while_its_actions_are_computed_gets_none_and_the_oth
 
 def test_what_all_processes_had_under_way_is_lost_and_counted() -> None:
     rig = Rig(num_workers=2)
-    rig.worker.handle(RESUME, 0)
     while not (full := drain(rig.done)):
         rig.answer_one()
     rig.done.put(full[0])
@@ -131,3 +133,76 @@ def test_what_all_processes_had_under_way_is_lost_and_counted() -> None:
     assert rig.requests.empty()
     assert (rig.slot_place == WITH_WORKER).all()
     assert int(rig.buffers.restarts) == 1
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+def make_pool(num_slots: int) -> SlotPool:
+    return SlotPool(range(num_slots), np.full(num_slots, WITH_WORKER), Inbox(1000))
+
+
+def test_unfinished_slots_are_handed_in_only_where_too_few_are_on_their_way() -> None:
+    pool = make_pool(3)
+    for slot in range(3):
+        assert pool.take(may_go_on=False) == (slot, 0)
+    pool.leave(0, 4)
+    pool.leave(1, 4)
+    assert pool.take_out(1) == [(0, 4)], "none is free, none away"
+    pool.hand_in([0])
+    assert pool.take_out(1) == [], "that one will come back"
+    assert pool.take_out(2) == [(1, 4)]
+
+
+def test_a_worker_that_takes_the_place_of_another_waits_for_what_the_learner_has_and_hands_in_again() -> None:
+    place, done = np.array([WITH_WORKER, HANDED_IN, TAKEN, WITH_WORKER]), Inbox(10)
+    pool = SlotPool(range(4), place, done)
+    assert drain(done) == [(SLOTS, 1)]
+    assert [pool.take(may_go_on=False)[0] for _ in range(2)] == [0, 3]
+    assert not pool.suffices(1, 0)
+    pool.receive(2)
+    assert not pool.suffices(1, 0), "a message of before: the learner still has it"
+    place[2] = WITH_WORKER
+    pool.receive(2)
+    pool.receive(2)
+    assert pool.suffices(1, 0)
+    assert not pool.suffices(2, 0), "a message may come twice"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_slot_is_in_exactly_one_place(seed: int) -> None:
+    """Random agents take, fill, leave and hand in; the learner gives back. The oracle: a set for each place."""
+    rng, pool = np.random.default_rng(seed), make_pool(8)
+    held: set[int] = set()
+    away: set[int] = set()
+    left: dict[int, int] = {}  # slot: row
+    for _ in range(1000):
+        choice, may_go_on = rng.integers(4), bool(rng.integers(2))
+        free = 8 - len(held) - len(away) - len(left)
+        assert pool.suffices(free, len(left))
+        assert not pool.suffices(free + 1, 0)
+        assert not pool.suffices(free, len(left) + 1)
+        if choice == 0 and (free or (left and may_go_on)):
+            slot, t = pool.take(may_go_on=may_go_on)
+            assert slot not in held | away
+            assert t == (left.pop(slot) if may_go_on and left else 0)
+            assert slot not in left
+            held.add(slot)
+        elif choice == 1 and held:
+            slot, t = held.pop(), int(rng.integers(3))
+            pool.leave(slot, t)
+            if t:
+                left[slot] = t
+        elif choice == 2 and held:
+            pool.hand_in([slot := held.pop()])
+            away.add(slot)
+        elif choice == 3 and away:
+            pool.place[slot := away.pop()] = WITH_WORKER
+            pool.receive(slot)
+        for slot, t in pool.take_out(1):
+            assert not away
+            assert left.pop(slot) == t
+            pool.hand_in([slot])
+            away.add(slot)
+        assert set(np.flatnonzero(pool.place == HANDED_IN)) == away
+        assert len(held) == 8 or pool.free or away or left, "nobody waits for ever"

@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from config import Config, make_config
+from config import make_config
 from docs.exercises.expect import expect, expect_close, part
 
 ROWS = 64
@@ -23,7 +23,7 @@ def hidden_layers(module: nn.Module) -> list[str]:
 def check_one(student: ModuleType, needle: int, shape: tuple[int, int, int]) -> None:
     """Check the encoder for one size of both parts."""
     space = {"needle": spaces.Box(0.0, 1.0, (needle,), np.float32), "picture": spaces.Box(-1.0, 1.0, shape, np.float32)}
-    encoder = part(student, "make")(make_config(Config, {"env": "none"}), space)
+    encoder = part(student, "make")(make_config({"env": "none"}), space)
     size = getattr(encoder, "out_size", None)
     expect(isinstance(size, int), f"out_size: expected a whole number, got {size!r}. The core asks for it (__init__)")
     hidden = hidden_layers(encoder)

@@ -19,8 +19,7 @@ CASES = (
     # so v_1 is 2 + 0.5 * 2 + 0.5 * 0.5 * 4 and v_0 is 1 + 1 + 0.5 * (0.5 * 2) + 0.25 * 0.5 * 4
     ("pi/mu = 1, 0.5, 1", (1.0, 0.5, 1.0), math.inf, math.inf, (3.0, 4.0, 8.0),
      "The product of the c_i is over i = s ... t-1: it holds c_s and not c_t"),
-    # so v_0 is 1 + 2 * 1 + 0.5 * 2 * 2 + 0.25 * 2 * 4, where the first 2 is rho_0, the second and third are c_0
-    ("pi/mu = 2, 1, 1, not held", (2.0, 1.0, 1.0), math.inf, math.inf, (7.0, 6.0, 8.0), "rho and c are pi/mu here"),
+    # v_0 is 1 + 2 * 1 + 0.5 * 2 * 2 + 0.25 * 2 * 4 without the truncations; the first 2 is rho_0, the others are c_0
     ("pi/mu = 2, 1, 1, rho_bar = 1", (2.0, 1.0, 1.0), 1.0, math.inf, (6.0, 6.0, 8.0), "rho_t = min(rho_bar, pi/mu)"),
     ("pi/mu = 2, 1, 1, c_bar = 1", (2.0, 1.0, 1.0), math.inf, 1.0, (5.0, 6.0, 8.0), "c_i = min(c_bar, pi/mu)"),
 )

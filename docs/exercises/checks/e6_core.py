@@ -5,7 +5,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from config import Config, make_config
+from config import make_config
 from docs.exercises.expect import expect, expect_close, part
 
 B, L, SIZE, BEGIN = 3, 10, 5, 8  # episodes of row 1 begin at steps 2 and 8
@@ -13,7 +13,7 @@ B, L, SIZE, BEGIN = 3, 10, 5, 8  # episodes of row 1 begin at steps 2 and 8
 
 def check(student: ModuleType) -> str:
     """Return what a solution has shown. Raises `NotYet` for what is none."""
-    core = part(student, "make")(make_config(Config, {"env": "none"}), SIZE)
+    core = part(student, "make")(make_config({"env": "none"}), SIZE)
     sizes = getattr(core, "out_size", None), getattr(core, "state_size", None)
     expect(all(isinstance(size, int) and size > 0 for size in sizes), "out_size and state_size: expected whole numbers "
            f"above 0, got {sizes}; a core without a state has no memory (__init__)")

@@ -1,7 +1,7 @@
-"""The population as it lives: applies the rules of `pbt.py` to the policies of a run. Owned by the supervisor.
+"""The population as it lives: applies the rules of `pbt.py` to the policies of a run.
 
 It holds the settings and the reward shaping of every policy, decides when a policy is due, and tells the learners: the
-donor saves itself (SAVE), then the policy that is replaced copies its newest checkpoint (COPY) and reads its new
+donor saves itself (SAVE), then the policy that is replaced loads its newest checkpoint (LOAD) and reads its new
 settings (CONFIGURE) from shared memory. Rollout workers read the shaping there whenever an episode begins. Each learner
 saves what it has read with its weights: a resumed run takes both from one file, so that after a crash they belong
 together.
@@ -9,39 +9,40 @@ together.
     policy_NN_cfg.json               the settings of a policy, to be read by people
     policy_NN_reward_shaping.json    its reward shaping, if the environment offers one
     population.jsonl                 one JSON object for each policy at each of its updates
-    population.png                   the same as a picture (`tools/plot.py`), when the run ends
 """
 
 import contextlib
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import pbt
-from config import Config, tunable
-from runtime.commands import Commands
-from runtime.files import add_line, finite, save_settings, write_atomically
-from runtime.records import read_history
-from runtime.seeding import POPULATION, derive_seed
-from runtime.user_error import UserError
-from shared_buffers import CONFIGURE, COPY, SAVE, SAVE_PERIODIC, SharedBuffers
+from config import tunable
+from runtime.checkpoint import add_line, finite, read_lines, save_settings, write_atomically
+from runtime.processes import Service
+from runtime.utils import POPULATION, UserError, derive_seed
+from services.progress import RETURN_WINDOW, PolicyProgress
+from services.records import Records
+from shared_buffers import CONFIGURE, LOAD, SAVE, SAVE_PERIODIC
 
 
-class Population:
-    """Settings and fates of all policies. Lives in the supervisor's process."""
+class Population(Service):
+    """Settings and fates of all policies. Needs `Records`, which has their objectives."""
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, commands: Commands,
-                 states: list[dict[str, Any] | None]) -> None:
+    def start(self, trainer: Any) -> None:
         """Begin with what the checkpoints of a resumed run hold of each policy, or else with one mutation.
 
-        states: what the checkpoint of each policy holds; None: it is new. The first policy is never mutated.
+        The first policy is never mutated.
         """
-        saved = [(state or {}).get("population", {}) for state in states]
-        self.cfg, self.buffers, self.commands = cfg, buffers, commands
+        super().start(trainer)
+        cfg, buffers = self.cfg, self.buffers = trainer.cfg, trainer.buffers
+        self.commands, self.records = trainer.commands, trainer.find(Records)
         self.default_settings = tunable(cfg)
         self.limits = {field.name: field.metadata["tune"] for field in dataclasses.fields(cfg)}
         self.default_shaping = pbt.flatten_shaping(buffers.info.shaping) if buffers.shaping.numel() else {}
@@ -51,6 +52,7 @@ class Population:
         self.copying: tuple[int, int] | None = None  # a policy that waits for its donor to save itself, and the donor
         self.history = cfg.run_dir / "population.jsonl"
         self.rng = np.random.default_rng(derive_seed(cfg.seed, POPULATION, buffers.start))
+        saved = [(found.state or {}).get("population", {}) for found in trainer.found]
         for policy, place in enumerate(saved):
             if place:
                 self._restore(policy, place)
@@ -61,6 +63,30 @@ class Population:
                     self._mutate(policy, policy)
                 self._record(policy, 0, None, pbt.Decision(policy, None, policy != 0, f"policy {policy} begins"))
             self._publish(policy)
+
+    def on(self, report: tuple) -> None:
+        """Let a policy copy its donor, which has saved itself; finish that before the whole run is saved."""
+        match report:
+            case ("saved" | "unsaved", policy, kind, *_) if kind == SAVE_PERIODIC:
+                self._saved(policy)
+            case ("save",):
+                self.trainer.wait_until(lambda: not self.copying, lambda: "a donor did not save")
+                self.trainer.wait_for_answers(LOAD, "copy")
+            case ("ready_to_train",):
+                self._show([])
+            case ("save_published",):
+                self.copying = None
+
+    def tick(self) -> None:
+        """Decide about the policies that are due."""
+        if self.trainer.commands.are_told_to_sample():
+            steps = self.buffers.policy_steps.sum(0).tolist()
+            if decisions := self.update(objectives_of(self.records.policies, self.buffers.kind_of_policy), steps):
+                self._show(decisions)
+
+    def close(self) -> None:
+        """Say how to look at it."""
+        self.trainer.log(f"what became of each policy: python -m tools.plot --population {self.cfg.run_dir}")
 
     # ---- rules ---------------------------------------------------------------------------------------------------
 
@@ -89,7 +115,7 @@ class Population:
             self.shaping[policy] = self.shaping[source]
             if decision.mutate:
                 self._mutate(policy, source)
-            changes = [f"{name} {_show(before[name])} -> {_show(value)}"
+            changes = [f"{name} {show(before[name])} -> {show(value)}"
                        for name, value in self.numbers(policy).items() if value != before[name]]
             decision = decision._replace(words="; ".join([decision.words, *changes]))
             self._record(policy, steps[policy], objectives[policy], decision)
@@ -101,20 +127,9 @@ class Population:
             decisions.append(decision)
         return decisions
 
-    def saved(self, donor: int) -> None:
-        """Let the policy that waits for this donor copy it."""
-        if self.copying is not None and self.copying[1] == donor:
-            policy, self.copying = self.copying[0], None
-            self.commands.send(policy, COPY, donor)
-            self._configure(policy)
-
     def numbers(self, policy: int) -> dict[str, Any]:
         """Return all that may be mutated of a policy, for the records."""
         return self.settings[policy] | {f"shaping/{name}": value for name, value in self.shaping[policy].items()}
-
-    def all_numbers(self) -> list[dict[str, Any]]:
-        """Return the same of each policy."""
-        return [self.numbers(policy) for policy in range(len(self.settings))]
 
     def _mutate(self, policy: int, source: int) -> None:
         how = {"rate": self.cfg.pbt_mutation_rate, "smallest": self.cfg.pbt_perturb_min,
@@ -123,13 +138,25 @@ class Population:
                                            limits=self.limits)
         self.shaping[policy] = pbt.mutate(self.shaping[source], self.default_shaping, self.rng, **how)
 
-    def draw(self) -> None:
-        """Draw the history into population.png."""
-        from tools.plot import draw_population  # noqa: PLC0415  matplotlib is slow to import
-
-        draw_population(self.cfg.run_dir, self.cfg.run_dir / "population.png")
-
     # ---- effects -------------------------------------------------------------------------------------------------
+
+    def _show(self, decisions: Sequence[pbt.Decision]) -> None:
+        """Log decisions; put them, and the numbers and the objective of each policy, on its page."""
+        env_steps = self.trainer.env_steps
+        for decision in decisions:
+            self.trainer.log(f"PBT: {decision.words}")
+            self.records.boards[decision.policy].add_text("pbt", decision.words, env_steps)
+        for policy, (records, board) in enumerate(zip(self.records.policies, self.records.boards, strict=True)):
+            shown = self.numbers(policy) | ({} if records.objective is None else {"objective": records.objective})
+            for name, value in shown.items():
+                board.add_scalar(f"pbt/{name}", float(value), env_steps)
+
+    def _saved(self, donor: int) -> None:
+        """Let the policy that waits for this donor copy it."""
+        if self.copying is not None and self.copying[1] == donor:
+            policy, self.copying = self.copying[0], None
+            self.commands.send(policy, LOAD, donor)
+            self._configure(policy)
 
     def _configure(self, policy: int) -> None:
         """Give a policy its new numbers."""
@@ -175,5 +202,27 @@ class Population:
             raise UserError(f"{self.history} cannot be written ({error.strerror}); move it away") from error
 
 
-def _show(value: float | bool) -> str:
+def objectives_of(policies: Sequence[PolicyProgress], kind_of_policy: Sequence[int]) -> list[float | None]:
+    """Return what population-based training ranks each policy by; None: too few episodes have finished.
+
+    Among policies of one kind of agents, true objectives are not compared with returns: as soon as one policy has
+    an objective, the others need one, and those that have none in a full window of episodes are the worst (-inf).
+    """
+    with_objective = {kind for kind, policy in zip(kind_of_policy, policies, strict=True)
+                      if policy.has_objective}
+    objectives: list[float | None] = []
+    for kind, policy in zip(kind_of_policy, policies, strict=True):
+        if policy.has_objective or kind not in with_objective:
+            objectives.append(policy.objective if len(policy.objectives) >= policy.min_episodes else None)
+        else:
+            objectives.append(-math.inf if len(policy.returns) == RETURN_WINDOW else None)
+    return objectives
+
+
+def read_history(run_dir: Path) -> list[dict[str, Any]]:
+    """Read the events of a population, but not one that a crash has cut off."""
+    return read_lines(run_dir / "population.jsonl")
+
+
+def show(value: float | bool) -> str:
     return str(value) if isinstance(value, bool) else f"{value:.4g}"

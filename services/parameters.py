@@ -1,0 +1,278 @@
+"""What goes into a run from Python, and what comes out: settings, parameters, actions.
+
+Most functions are methods of `trainer.Trainer`, which is their `self`. The arguments `encoder`, `encodersubtype` and
+`policy_kwargs` are those of AsynRL.
+"""
+
+import copy
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from config import tunable
+from evaluate import Policy, check_policy
+from runtime import checkpoint
+from runtime.checkpoint import replacing
+from runtime.utils import STOP_SIGNAL, UserError, nearest, reference
+from shared_buffers import CONFIGURE, LOAD
+
+Parameters = Mapping[str, Tensor]
+CHANGEABLE = ("train_for_seconds", "stop_at_return", "report_interval_sec", "save_every_sec", "save_milestones_sec")
+# AsynRL's names of encoders (those of Sample Factory 1), and what they are here
+ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("conv", "convnet_simple"): {"encoder_conv_architecture": "convnet_simple"},
+    ("conv", "convnet_impala"): {"encoder_conv_architecture": "convnet_a3c"},
+    ("conv", "convnet_atari"): {"encoder_conv_architecture": "convnet_atari"},
+    ("conv", "minigrid_convnet_tiny"): {"encoder_conv_architecture": "convnet_small"},
+    ("resnet", "resnet_impala"): {"encoder_conv_architecture": "resnet_impala"},
+    ("mlp", "mlp_mujoco"): {},  # vectors always have an MLP, --encoder_mlp_layers
+}
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """Return a number of NumPy or PyTorch as Python's own, and anything else as it is."""
+    is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0)
+    return value.item() if is_number else value
+
+
+def as_settings(given: dict[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
+    """Join what a `Trainer` was given to settings of `Config`; None: not given. Raises `UserError`."""
+    for part in more:
+        if twice := {name for name in part if given.get(name) is not None}:
+            raise UserError(f"{min(twice)} is given twice; give it once")
+        given |= part
+    given = {name: plain(value) for name, value in given.items() if value is not None}
+    if "device" in given:
+        given["device"] = "cuda" if str(given["device"]) == "gpu" else str(given["device"])
+    if not isinstance(given.get("env_kwargs", ""), str):
+        given["env_kwargs"] = json.dumps(given["env_kwargs"])
+    return {name: reference(value) if callable(value) or name == "env" else value for name, value in given.items()}
+
+
+def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:
+    """Return the settings that the arguments `encoder` and `encodersubtype` mean. Raises `UserError`."""
+    if not isinstance(encoder, str) or ":" in encoder or not (encoder or subtype):
+        if subtype:
+            raise UserError(f"encodersubtype={subtype} belongs to encoder='conv', 'resnet' or 'mlp'; leave it out")
+        return {"encoder": encoder} if encoder else {}
+    for (kind, name), settings in ENCODERS.items():
+        if encoder in (kind, "") and subtype in (name, ""):
+            return dict(settings)
+    known = ", ".join("/".join(pair) for pair in ENCODERS)
+    raise UserError(f"encoder={encoder!r} with encodersubtype={subtype!r} is unknown; use one of {known}, or a class")
+
+
+def change(self: Any, **settings: Any) -> None:
+    """Change settings of a system that was made, between calls of `train` or in its callback.
+
+    What the loss weighs and how fast it learns can change (the numbers that population-based training tunes), and
+    when to report, save and stop. With lr_schedule='kl_adaptive' a learning rate only moves the schedule's for a
+    while. Raises `UserError` for all others, naming them.
+    """
+    self.check_alive()
+    changeable = {*CHANGEABLE, *(() if self.cfg.with_pbt else tunable(self.cfg))}
+    for name in settings.keys() - changeable:
+        if not hasattr(self.cfg, name):
+            raise UserError(f"unknown setting {name}{nearest(name, changeable)}")
+        raise UserError(f"{name} cannot change in a system that was made; make a new one with it. These can: "
+                        + ", ".join(sorted(changeable)))
+    self.cfg = dataclasses.replace(self.cfg, **{name: plain(value) for name, value in settings.items()})
+    if "learning_rate" in settings and self.cfg.lr_schedule == "kl_adaptive":
+        self.log("lr_schedule='kl_adaptive' goes on from this learning_rate, and soon leaves it; one that stays "
+                 "needs lr_schedule='constant' from the start")
+    if settings.keys() - set(CHANGEABLE):
+        self.buffers.settings[:] = torch.tensor([*tunable(self.cfg).values()], dtype=torch.float64)
+        for policy in self.buffers.policies:
+            for commands in policy.commands:
+                commands.put((CONFIGURE, 0))
+    self.tell("changed")
+
+
+class Asking:
+    """Asks the callback of a call of `Trainer.train`, once for each new row, and its should_stop, whether to stop."""
+
+    def __init__(self, trainer: Any, callback: Callable[[dict[str, Any]], Any] | None,
+                 should_stop: Callable[[], bool]) -> None:
+        self.trainer = trainer
+        self.callback = callback
+        self.should_stop = should_stop
+        self.told = trainer.row
+        self.stops = False
+        self.failure: BaseException | None = None
+
+    def __call__(self) -> bool:
+        """Return whether a signal, one of them, or a failure of one of them asks for a stop."""
+        row, is_new, self.told = self.trainer.row, self.trainer.row is not self.told, self.trainer.row
+        try:
+            self.stops = self.stops or bool(self.should_stop())
+            if self.callback and is_new and "env_steps" in row:
+                self.stops = self.callback(dict(row)) is False or self.stops
+        except BaseException as error:  # noqa: BLE001  raised again when the training has paused
+            self.failure, self.stops = self.failure or error, True
+        return self.stops or STOP_SIGNAL()
+
+    def __enter__(self) -> "Asking":
+        self.trainer.asks = self
+        return self
+
+    def __exit__(self, kind: type | None, *exc: object) -> None:
+        if kind is None:
+            self()  # the last row
+        self.trainer.asks = None
+        if kind is None and self.failure is not None:
+            raise self.failure
+
+
+# ---- parameters and actions --------------------------------------------------------------------------------------
+
+
+def save(self: Any, path: str | os.PathLike | None = None, policy: int = 0) -> None:
+    """Write a checkpoint of each policy into the run's folder, or one of `policy` to a file.
+
+    Raises `ComponentError` when it cannot be written.
+    """
+    self.check_alive()
+    check_policy(policy, self.cfg)
+    self.tell("save")
+    self.tell("check_saved")
+    if path is not None:
+        newest = checkpoint.find_checkpoint(self.cfg.run_dir, "latest", policy)
+        try:
+            with newest.open("rb") as source, replacing(Path(path)) as target:
+                shutil.copyfileobj(source, target)
+        except (OSError, ValueError) as error:
+            raise UserError(f"save({str(path)!r}) cannot be written: {error}") from error
+
+
+def get_parameters(self: Any) -> dict[int, dict[str, Tensor]]:
+    """Return the newest parameters of each policy, {policy: {name: tensor}}: copies on the CPU.
+
+    The running statistics of observations and returns are among them, in float64.
+    """
+    return {policy: buffers.weights.read()[0] for policy, buffers in enumerate(self.buffers.policies)}
+
+
+def set_parameters(self: Any, parameters: str | os.PathLike | Parameters | Mapping[int, Parameters]) -> None:
+    """Replace parameters, between two calls of `train`; the next action is computed with them.
+
+    What was sampled with others and not yet trained on is left out (but a replay keeps it), recurrent policies begin
+    with an empty memory, and the mean return with the next episode. Counters stay.
+
+    Args:
+        parameters: {policy: state dict}, also of some policies only; a state dict, for a system of one policy; or the
+            path of a run, whose newest checkpoints are taken, or, for one policy, of a checkpoint.
+
+    Raises `UserError`, and changes nothing, for what does not fit.
+    """
+    if isinstance(parameters, str | os.PathLike):
+        states = {policy: {name: state[name] for name in ("algo", "model") if name in state}
+                  for policy, state in read_states(self, Path(parameters)).items()}
+    else:
+        if not isinstance(parameters, Mapping):
+            raise UserError(f"parameters are a {type(parameters).__name__}; give a state dict, or "
+                            "{policy: state dict}")
+        is_of_policies = all(isinstance(key, int) for key in parameters)
+        states = {policy: {"model": state}
+                  for policy, state in (parameters if is_of_policies else of_one(self, parameters)).items()}
+    hand_over(self, states)
+
+
+def load_parameters(self: Any, path: str | os.PathLike, policy: int | None = None) -> None:
+    """Take parameters and optimizer from a checkpoint of one policy, or from the newest ones of a run.
+
+    The best one of an evaluator holds no optimizer; then that stays as it is.
+    """
+    states = {number: {name: state[name] for name in ("algo", "model", "optimizer") if name in state}
+              for number, state in read_states(self, Path(path), policy).items()}
+    hand_over(self, states)
+
+
+def of_one(trainer: Any, value: Any) -> dict[int, Any]:
+    """Name the policy that something is meant for."""
+    if trainer.cfg.num_policies > 1:
+        raise UserError(f"there are {trainer.cfg.num_policies} policies; name one: {{policy: state dict}}, or policy=")
+    return {0: value}
+
+
+def read_states(trainer: Any, path: Path, policy: int | None = None) -> dict[int, dict[str, Any]]:
+    """Read the checkpoint of a file, or those of a run. Raises `UserError` where they are of other spaces."""
+    cfg, info = trainer.cfg, trainer.buffers.info
+    if not path.is_dir():
+        try:
+            state = checkpoint.load_checkpoint(path)
+        except checkpoint.DamagedCheckpoint as error:
+            raise UserError(f"{error}; what torch.save has made of a state dict is none: give torch.load(path)"
+                            ) from None
+        states = of_one(trainer, state) if policy is None else {policy: state}
+    else:
+        states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(cfg.num_policies)}
+    if None in states.values():
+        raise UserError(f"{path} holds no checkpoint of each of the {cfg.num_policies} policies")
+    for number, state in states.items():
+        kind = trainer.buffers.policies[check_policy(number, cfg)].kind
+        leaves, _ = info.as_trained(kind, state, path)
+        if list(leaves) != list(info.kinds[kind][0]):
+            raise UserError(f"{path} takes the observations in another order: {', '.join(leaves)}")
+    return states
+
+
+def hand_over(trainer: Any, states: Mapping[int, dict[str, Any]]) -> None:
+    """Hand states to the learners, in files, and wait until they have taken them. Raises `UserError` for misfits."""
+    cfg = trainer.cfg
+    trainer.check_alive()
+    trainer.check_paused("set_parameters")
+    if not states:
+        raise UserError("there are no parameters; give {policy: state dict}")
+    for policy, state in states.items():
+        check_policy(policy, cfg)
+        if state.get("algo", cfg.algo) != cfg.algo:
+            raise UserError(f"the checkpoint is of --algo={state['algo']}, not of {cfg.algo}; choose another")
+        state["model"] = fit(state["model"], trainer.models[policy], policy)
+    paths = [checkpoint.policy_dir(cfg.run_dir, policy) / checkpoint.GIVEN for policy in states]
+    try:
+        for state, path in zip(states.values(), paths, strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            checkpoint.save_checkpoint({"algo": cfg.algo, "sgd_steps": 0, "env_steps": 0, **state}, path)
+        for policy in states:
+            trainer.commands.send(policy, LOAD, policy)
+        trainer.wait_for_answers(LOAD, "take the parameters over")
+    except OSError as error:
+        raise UserError(f"parameters are handed over in {error.filename}, which cannot be written: {error.strerror}"
+                        ) from error
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def fit(given: Parameters, model: nn.Module, policy: int) -> dict[str, Tensor]:
+    """Return parameters as those of a model. Raises `UserError` where they differ from its own in names or shapes."""
+    model = copy.deepcopy(model)
+    try:
+        model.load_state_dict(given)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"the parameters of policy {policy} do not fit: {error}") from error
+    return model.state_dict()
+
+
+def predict(self: Any, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False,
+            policy: int = 0, action_mask: Any = None) -> tuple[Any, Tensor]:
+    """Choose the action of a policy with its newest parameters; as `Policy.predict`, which says more."""
+    if self.process != os.getpid():
+        raise UserError("predict() works in the process that made the system; load() a checkpoint in another one")
+    if policy not in self.policies:
+        check_policy(policy, self.cfg)
+        kind = self.buffers.policies[policy].kind
+        self.policies[policy] = Policy(self.cfg, self.buffers.info, kind, torch.device("cpu"))
+    self.policies[policy].refresh(self.buffers.policies[policy].weights)
+    return self.policies[policy].predict(obs, state, episode_start, deterministic, action_mask)

@@ -1,0 +1,294 @@
+"""The records of a run: progress line, TensorBoard, metrics.jsonl, summary.json, log.txt.
+
+In serial mode a row is due after each dataset instead of every few seconds, so that two runs with one seed write the
+same rows. What cannot be written, since the disk is full or the folder is gone, is lost, which is told once.
+
+    metrics.jsonl   one JSON object per report: a row
+    summary.json    the last row and totals; replaced atomically at each report
+    episodes.json   the last episodes of each policy, beside a checkpoint
+    trace.json      with --trace_sec: what each process did in the last seconds (`tools/timeline.py` draws it)
+
+With several policies a row holds means over them, and what each one reports in the list "policies".
+"""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from config import Config
+from runtime.checkpoint import add_line, fill_run_dir, save_settings, write_atomically
+from runtime.processes import Service, write_trace
+from runtime.utils import UserError, say, show_progress, this_rank
+from services.progress import (
+    PolicyProgress,
+    TensorBoard,
+    describe_end,
+    describe_evaluation,
+    describe_finished,
+    describe_progress,
+    describe_run,
+    mean,
+    take_in,
+)
+from shared_buffers import SAVE_PERIODIC
+
+
+class Records(Service):
+    """Counts, averages and writes what a run reports."""
+
+    def start(self, trainer: Any) -> None:
+        """Begin, with what earlier starts of the run have left."""
+        super().start(trainer)
+        self.files = Files(trainer)
+        run_dir, resumed_at = trainer.cfg.run_dir, None
+        earlier, lost, last = {}, 0, {}
+        if any(found.state for found in trainer.found):
+            resumed_at = trainer.env_steps
+            earlier = read_summary(run_dir)
+            lost, last = cut_lost_rows(run_dir / "metrics.jsonl", resumed_at)
+        trainer.trained_sec = max(earlier.get("wall_sec", 0), last.get("wall_sec", 0))
+        trainer.num_episodes = last.get("num_episodes", 0)
+        self.resumed_at, self.before = resumed_at, trainer.totals()
+        self.policies = [PolicyProgress(policy, earlier, steps, resumed_at)
+                         for policy, steps in enumerate(trainer.versions)]
+        load_windows(run_dir / "episodes.json", self.policies, resumed_at)
+        self.first_step_sec: float | None = None
+        self.num_replaced = 0
+        if lost:
+            trainer.log(f"left out {lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
+
+    def on(self, report: tuple) -> None:
+        """Take a report into the records."""
+        trainer = self.trainer
+        take_in(self.policies, report)
+        match report:
+            case ("log", text, to_console):
+                self.files.log(text, to_console=to_console)
+            case ("trained", policy, stats):
+                if number := sum(value for name, value in stats.items() if name.endswith("skipped_sgd_steps")):
+                    trainer.log(f"skipped {number} SGD steps{trainer.of(policy)}: their gradients were not finite")
+            case ("evaluated", policy, result):
+                if self.policies[policy].evaluation:  # each is in a row of its own
+                    self.write_row()
+                self.policies[policy].evaluation = self.policies[policy].last_evaluation = result
+                trainer.log(describe_evaluation(trainer.of(policy), result))
+            case ("saved", _, kind, name, _) if kind == SAVE_PERIODIC:
+                self.files.write(save_windows, trainer.cfg.run_dir / "episodes.json", self.policies, name)
+            case ("replaced", _):
+                self.num_replaced += 1
+            case ("starting",):  # meanwhile: it is slow
+                hidden = 0 if self.resumed_at is None else self.resumed_at + 1  # what came after the checkpoint
+                self.boards = [TensorBoard(trainer.cfg.run_dir / "tensorboard" / f"policy_{policy:02}", hidden,
+                                           trainer.log) for policy in range(len(self.policies))]
+                self.boards[0].add_settings(trainer.cfg)
+            case ("ready_to_train",):
+                trainer.log(trainer.news + describe_run(trainer))
+            case ("beginning",):
+                trainer.is_good_enough = self.are_good_enough()
+            case ("nothing_to_do",) if trainer.cfg.trace_sec:  # the trace would be empty
+                raise UserError(describe_finished(trainer, self.policies))
+            case ("nothing_to_do",):
+                trainer.log(describe_finished(trainer, self.policies))
+            case ("begun",):
+                self.files.save_config()
+                trainer.row = {"mean_return": None}
+                self.at_begin = trainer.totals()
+                self.at_row = trainer.totals()
+                self.last_row = time.monotonic()
+            case ("changed",):
+                self.files.save_config()
+            case ("ended",):
+                if "env_steps" not in trainer.row or any(policy.training for policy in self.policies):
+                    self.write_row()
+
+    def tick(self) -> None:
+        """Write a row if one is due."""
+        trainer = self.trainer
+        if not trainer.commands.are_told_to_sample():
+            return
+        if self.first_step_sec is None and sum(trainer.versions) > self.before["sgd_steps"]:
+            self.first_step_sec = time.time() - trainer.since
+            trainer.log(f"first SGD step {self.first_step_sec:.1f} s after the start")
+        is_due = time.monotonic() - self.last_row >= trainer.cfg.report_interval_sec
+        if any(policy.training for policy in self.policies) if trainer.cfg.serial_mode else is_due:
+            self.write_row()
+        trainer.is_good_enough = self.are_good_enough()
+
+    def are_good_enough(self) -> bool:
+        """Return whether any policy has reached `stop_at_return`."""
+        return any(policy.is_good_enough(self.trainer.cfg) for policy in self.policies)
+
+    def flush(self) -> None:
+        """Write a row for an evaluation that ended after the training."""
+        if any(policy.evaluation for policy in self.policies):
+            self.write_row()
+
+    def write_row(self) -> None:
+        """Write a row, and the summary; show the progress."""
+        trainer, now = self.trainer, self.trainer.totals()
+        row = describe_totals(trainer, now, self.at_row)
+        self.at_row, self.last_row = now, time.monotonic()
+        parts = [policy.take_row() for policy in self.policies]
+        for number, part in enumerate(parts):  # the first page shows the run too
+            self.boards[number].add_row(row | part if number == 0 else part, now["env_steps"])
+        trainer.row = row | (parts[0] if len(parts) == 1 else join_rows(parts))
+        self.files.write(add_line, trainer.cfg.run_dir / "metrics.jsonl", json.dumps(trainer.row))
+        self.files.write_summary(summarize(self))
+        self.files.show(describe_progress(trainer, self.policies, speed(now, self.at_begin), self.num_replaced))
+
+    def close(self) -> None:
+        """Write the last summary, and close the files."""
+        trainer, summary = self.trainer, summarize(self)
+        trainer.log(describe_end(trainer.cfg, summary, self.policies))
+        if trainer.env_steps > self.before["env_steps"] or self.resumed_at is None:  # else the one before stays true
+            self.files.write_summary(summary)
+        for board in self.boards:
+            board.write(lambda writer: writer.close())
+        if trainer.cfg.trace_sec and trainer.trained_until:
+            begin = int(max(0.0, trainer.trained_until - trainer.cfg.trace_sec * 1e9))  # infinite: all of it
+            self.files.write(write_trace, trainer.cfg.run_dir / "trace.json", trainer.crew.spans, begin,
+                             trainer.trained_until)
+            trainer.log(f"what each process did: python -m tools.timeline {trainer.cfg.run_dir}")
+
+
+class Files:
+    """The files of a run, and its console. What cannot be written is lost, which is told once; training goes on."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.run_dir = trainer, trainer.cfg.run_dir
+        self.is_losing_lines = self.is_line_open = False
+        self.saved_cfg: Config | None = None
+
+    def write(self, write: Callable[..., None], *args: Any) -> None:
+        """Call a function that writes into the folder."""
+        try:
+            fill_run_dir(self.run_dir, vars(self.trainer.cfg), self.trainer.buffers.start)
+            write(*args)
+        except OSError as error:
+            if not self.is_losing_lines:
+                self.is_losing_lines = True
+                self.log(f"records are lost, {self.run_dir} cannot be written: {error.strerror or error}")
+
+    def log(self, text: str, *, to_console: bool = True) -> None:
+        """Write lines to log.txt, with the time, and to the console."""
+        if self.is_line_open:
+            say("")
+            self.is_line_open = False
+        for line in text.splitlines():
+            if to_console and this_rank().rank == 0:  # it speaks for all
+                say(line)
+            self.write(add_line, self.run_dir / "log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+
+    def show(self, progress: str) -> None:
+        """Show a line of progress; in a terminal each takes the place of the one before."""
+        if this_rank().rank == 0:
+            self.is_line_open = show_progress(progress)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self.write(write_atomically, self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def save_config(self) -> None:
+        """Write the settings, if they have changed."""
+        if self.trainer.cfg != self.saved_cfg:
+            self.saved_cfg = self.trainer.cfg
+            self.write(save_settings, self.run_dir / "config.json", vars(self.saved_cfg))
+
+
+def speed(now: dict[str, float], before: dict[str, float]) -> float:
+    """Return the env_steps per second between two `Trainer.totals`."""
+    return (now["env_steps"] - before["env_steps"]) / max(now["train_sec"] - before["train_sec"], 1e-9)
+
+
+def describe_totals(trainer: Any, now: dict[str, float], before: dict[str, float]) -> dict[str, Any]:
+    """Return what a run has done, and its speed since `before`, for a row or a summary."""
+    frameskip = trainer.cfg.env_frameskip
+    return {"env_steps": now["env_steps"], "env_frames": now["env_steps"] * frameskip, "wall_sec": now["train_sec"],
+            "fps": speed(now, before) * frameskip, "num_episodes": now["num_episodes"]}
+
+
+def summarize(records: Records) -> dict[str, Any]:
+    """Return what summary.json holds."""
+    trainer, policies = records.trainer, records.policies
+    return {
+        "env": trainer.cfg.env, **describe_totals(trainer, trainer.totals(), records.before),
+        "sgd_steps": sum(policy.latest["sgd_steps"] for policy in policies),
+        "mean_return": [policy.mean_return for policy in policies],
+        "best_score": finite(trainer.buffers.best_score.tolist()),
+        "reached_return": finite(policy.reached for policy in policies),
+        "true_objective": [policy.objective if policy.has_objective else None for policy in policies],
+        "win_rate_vs_past": [mean(policy.matches) for policy in policies],
+        "evaluation": [policy.last_evaluation or None for policy in policies],
+        "policy_lag_mean": (sum(policy.lag_sum for policy in policies)
+                            / max(sum(policy.num_datasets for policy in policies), 1)),
+        "policy_lag_max": max(policy.lag_max for policy in policies), "num_replaced": records.num_replaced,
+        "first_sgd_step_sec": records.first_step_sec,
+    }
+
+
+def finite(numbers: Any) -> list[float | None]:
+    """Return numbers as JSON has them: None for those that are not finite."""
+    return [number if math.isfinite(number) else None for number in numbers]
+
+
+def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarize the rows of several policies: means, but the sum of sgd_steps and the extremes of returns and lag."""
+    row: dict[str, Any] = {}
+    for name in ("mean_return", "mean_length", "true_objective", "win_rate_vs_past", "policy_lag_mean"):
+        values = [part[name] for part in parts if part.get(name) is not None]
+        if values or name in parts[0]:
+            row[name] = mean(values)
+    row["sgd_steps"] = sum(part["sgd_steps"] for part in parts)
+    for name, extreme in (("return_min", min), ("return_max", max), ("policy_lag_max", max)):
+        if values := [part[name] for part in parts if part.get(name) is not None]:
+            row[name] = extreme(values)
+    return row | {"policies": parts}
+
+
+# ---- what earlier starts of a run have left ----------------------------------------------------------------------
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """Read the summary of a run's earlier part; empty when there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((run_dir / "summary.json").read_text())
+    return {}
+
+
+def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
+    """Cut out of metrics.jsonl what came after a checkpoint; return how many lines, and the last row that is left.
+
+    After a crash the reports are newer than the weights. A reader must find one history, in which env_steps never
+    decrease.
+    """
+    lines = metrics.read_text(errors="replace").splitlines() if metrics.exists() else []
+    kept = []
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # cut off by the crash
+            if json.loads(line)["env_steps"] <= env_steps:
+                kept.append(line)
+    if len(kept) < len(lines):
+        write_atomically(metrics, "".join(line + "\n" for line in kept))
+    return len(lines) - len(kept), json.loads(kept[-1]) if kept else {}
+
+
+def save_windows(path: Path, policies: Sequence[PolicyProgress], checkpoint: str) -> None:
+    """Write the last episodes of each policy, beside a checkpoint of this name. Raises `OSError`."""
+    env_steps = int(checkpoint.removesuffix(".pt").rpartition("_")[2])
+    windows = {"env_steps": env_steps, "policies": [policy.window() for policy in policies]}
+    write_atomically(path, json.dumps(windows) + "\n")
+
+
+def load_windows(path: Path, policies: Sequence[PolicyProgress], resumed_at: int | None) -> None:
+    """Give a run that goes on after so many env_steps its last episodes, but not those of lost weights.
+
+    Policies save one after another: the run goes on with the largest count of theirs, which need not come last.
+    """
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        windows = json.loads(path.read_text())
+        if windows["env_steps"] <= resumed_at:
+            for policy, window in zip(policies, windows["policies"], strict=True):
+                policy.restore_window(window)

@@ -384,6 +384,8 @@ def main(argv: list[str]) -> None:
     render_mode = "human" if args.render else None
     if args.record_video:  # an environment may go to another folder
         render_mode, path = "rgb_array", args.record_video.resolve()
+        if path.suffix not in (".mp4", ".gif") or not path.parent.is_dir():
+            raise UserError(f"--record_video={path} must be FILE.mp4 or FILE.gif in a folder that exists")
     loaded = load_policy(args, args.policy, args.checkpoint)
     num_envs = 1 if render_mode else min(args.episodes, MAX_ENVS)
     env = make_vector_env(loaded.cfg, num_envs, render_mode)
@@ -430,6 +432,8 @@ def arguments_of_a_run(description: str) -> OneLineParser:
 
 def load_policy(args: argparse.Namespace, policy: int, checkpoint: str) -> Policy:
     """Load a policy of the run. Raises `UserError` when there is none."""
+    if args.episodes < 1:
+        raise UserError("--episodes must be at least 1")
     run_dir = checkpoints.run_dir_of(args.train_dir, args.experiment, args.env)
     loaded = load(run_dir, env=args.env, policy=policy, checkpoint=checkpoint, device=args.device,
                   trust_run=args.trust_run)

@@ -22,7 +22,7 @@ The protocol, as (kind, index, ...); p is a policy:
     commands[p][:]        trainer           -> (FINISH, number)    report when all that was handed in is trained on
     commands[p][:]        trainer           -> (CONFIGURE, 0)      read the policy's new settings
     evaluations           trainer           -> (EVALUATE, 0)       score the newest policies
-    all but the feeds'    trainer           -> (STOP, 0)           leave run(); one for each reader
+    all but a feed's      trainer           -> (STOP, 0)           leave run(); one for each reader
 
 Free slots are a message in their owner's inbox like any other: the worker never blocks on one thing while it could do
 another, and no split can starve a split of another worker. The slots of agents that step together travel together.

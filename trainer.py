@@ -86,7 +86,7 @@ class Trainer:
     algo = ""  # of a subclass for one algorithm
     rollout_worker_class, policy_worker_class, learner_class = RolloutWorker, PolicyWorker, Learner
 
-    # what Python is for, in `services/parameters.py`
+    # what Python is for, in `services/parameters.py`; `load` takes parameters over, `evaluate.load` makes a policy
     change, predict, save, load = change, predict, save, load_parameters
     get_parameters, set_parameters = get_parameters, set_parameters
 
@@ -214,7 +214,7 @@ class Trainer:
                     self.log(str(error) or type(error).__name__, to_console=False)  # whoever handles it says it
                     self.give_up(save=not isinstance(error, KeyboardInterrupt | UserError))  # not what has diverged
                     raise
-            self.steps_promised = goal if self.env_steps >= goal else self.env_steps
+            self.steps_promised = goal if self.env_steps >= goal else 0  # 0: interrupted, what it has sampled counts
             if STOP_SIGNAL() and is_outermost:
                 self.tell("save")
         done = {name: total - before[name] for name, total in self.totals().items()}
@@ -254,7 +254,7 @@ class Trainer:
             raise ComponentError(traceback or why)
 
     def tell(self, *report: Any) -> None:
-        """Report something of the trainer itself."""
+        """Report something of the trainer itself, or ask the services for something: ("save",), ("log", text, ...)."""
         self.receive(report)
 
     def log(self, text: str, *, to_console: bool = True) -> None:
@@ -307,7 +307,7 @@ class Trainer:
             return self.cfg.train_for_env_steps
         if train_for_env_steps <= 0:
             raise UserError(f"train_for_env_steps={train_for_env_steps} must be above 0")
-        return self.steps_promised + train_for_env_steps
+        return (self.steps_promised or self.env_steps) + math.ceil(train_for_env_steps)
 
     def _begin(self, goal: int) -> bool:
         """Let all workers sample until there are `goal` env_steps; return whether there is anything to do."""

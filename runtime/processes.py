@@ -2,8 +2,8 @@
 
 A component has `run`, which serves its inbox until it is told to stop, and `turn`, which does all there is to do
 without waiting. `Processes` runs each in a process of its own, `OneProcess` all in this one (`--serial_mode`). A child
-process reports through a pipe that it shares with nobody: its death, at whatever moment, is seen as the end of its
-pipe. Its heartbeat is a row of a shared table, in which `services/recovery.py` sees who hangs.
+process reports through a pipe that it shares with nobody: its death, at whatever moment, is seen as the end of the
+pipe or of the process. Its heartbeat is a row of a shared table, in which `services/recovery.py` sees who hangs.
 
 Imports nothing slow: `train.py` watches for signals from its first moment on, and starts the server that child
 processes are forked from before it imports PyTorch. What only Linux has is asked for first; elsewhere processes have no
@@ -89,7 +89,10 @@ class Service:
         return []
 
     def on(self, report: tuple) -> bool | None:
-        """Act on a report, of a component or of the trainer (`Trainer.tell`); return True if it mends a death."""
+        """Act on a report, of a component or of the trainer (`Trainer.tell`); return True if it mends a death.
+
+        It may wait (`Trainer.wait_until`): then rounds of the loop run within it.
+        """
 
     def tick(self) -> None:
         """Do what is due, in each round of the loop."""
@@ -171,7 +174,7 @@ class Processes:
                 if kind == "left":
                     (self.spans[process.name],) = content
                 elif kind == "ended":
-                    report(("died", index, describe_end(process), ""))
+                    report(("died", index, describe_death(process), ""))
                 else:
                     report((kind, *content))
 
@@ -259,7 +262,7 @@ def wake_server() -> None:
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGCONT)
 
 
-def describe_end(process: Any) -> str:
+def describe_death(process: Any) -> str:
     """Return in one line how a process has ended."""
     wake_server()  # which knows it
     process.join(5)
@@ -289,7 +292,7 @@ def make_pipe(size: int) -> tuple[str, Connection]:
     name = f"{folder}/pipe"
     os.mkfifo(name)
     pipe = Connection(os.open(name, os.O_RDWR))
-    util.Finalize(pipe, shutil.rmtree, [folder, True])  # with the system: the program may have more of them
+    util.Finalize(pipe, shutil.rmtree, [folder, True], exitpriority=-1)  # with the system: a program may have several
     try:
         if hasattr(fcntl, "F_SETPIPE_SZ") and size > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)

@@ -22,6 +22,7 @@ from evaluate import Policy, check_policy
 from runtime import checkpoint
 from runtime.checkpoint import replacing
 from runtime.utils import STOP_SIGNAL, UserError, nearest, reference
+from services.saving import Saving
 from shared_buffers import CONFIGURE, LOAD
 
 Parameters = Mapping[str, Tensor]
@@ -140,12 +141,15 @@ class Asking:
 def save(self: Any, path: str | os.PathLike | None = None, policy: int = 0) -> None:
     """Write a checkpoint of each policy into the run's folder, or one of `policy` to a file.
 
-    Raises `ComponentError` when it cannot be written.
+    Raises `ComponentError` or `UserError` when it cannot be written.
     """
     self.check_alive()
     check_policy(policy, self.cfg)
-    self.tell("save")
-    self.tell("check_saved")
+    saving = self.find(Saving)
+    if saving is None:
+        raise UserError("save() needs a Saving of services/saving.py among the services")
+    saving.save_all()
+    saving.check_saved()
     if path is not None:
         newest = checkpoint.find_checkpoint(self.cfg.run_dir, "latest", policy)
         try:

@@ -7,9 +7,10 @@
                      the counters and the settings live on; the moments of the optimizer and a rate that follows the KL
                      are those of the newest checkpoint; what was under way is lost.
 
-So nobody keeps a record of what one process may not have heard. Trajectories that a dead rollout worker may have handed
-in are handed in once more: the feed sees in `slot_place` which it has. An error in the code of a policy worker or a
-learner would come again: it ends the run. So do too many replacements within a while, with the first failure.
+So nobody keeps a record of what one process may not have heard, but the trainer of its own commands. Trajectories that
+a dead rollout worker may have handed in are handed in once more: the feed sees in `slot_place` which it has. An error
+in the code of a policy worker or a learner would come again: it ends the run. So do too many replacements within a
+while, with the first failure.
 """
 
 import collections
@@ -52,7 +53,7 @@ class Recovery(Service):
         self.seconds_hung = 0.0
 
     def on(self, report: tuple) -> bool | None:
-        """Replace a component that has died; who was never ready is not replaced."""
+        """Replace a component that has died; nothing is replaced before all were ready for the first time."""
         match report:
             case ("ready_to_train",):
                 cfg = self.trainer.cfg
@@ -114,16 +115,16 @@ class Recovery(Service):
                     f"({len(self.failures)} of at most {cfg.max_restarts} in {cfg.restart_window_sec:.0f} s)")
         trainer.log(failure.traceback, to_console=False)
         indices = [failure.index] if alone else list(range(len(trainer.components)))
-        self.begin_again(indices)
+        self.start_anew(indices)
         trainer.tell("replaced", indices)
 
-    def begin_again(self, indices: Sequence[int]) -> None:
+    def start_anew(self, indices: Sequence[int]) -> None:
         """Start some components anew, one or all."""
         trainer = self.trainer
         trainer.crew.end(*indices)
         if len(indices) > 1:
             remove_unfinished(trainer.cfg.run_dir)
-            lost = begin_again(trainer.buffers, trainer.cfg.rollout)
+            lost = forget_all(trainer.buffers, trainer.cfg.rollout)
             trainer.log(f"{lost:,} decisions are lost, and what learners had taken")
         for index in indices:
             component = trainer.components[index]
@@ -184,7 +185,7 @@ def forget_worker(buffers: SharedBuffers, worker: int) -> None:
     buffers.worker_inboxes[worker].drain()
 
 
-def begin_again(buffers: SharedBuffers, rollout: int) -> int:
+def forget_all(buffers: SharedBuffers, rollout: int) -> int:
     """Empty what all processes, which are gone, had under way; return how many decisions are lost.
 
     Weights, counters and settings live on.

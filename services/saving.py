@@ -27,7 +27,6 @@ from services.records import Records
 from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
 
 DAMAGED = ".damaged"
-DAMAGED = ".damaged"
 SAVE_SHARE = 0.01  # of the time, at most, goes into periodic checkpoints
 MIN_BEST_SEC, BEST_SHARE = 1.0, 0.02  # between two saves of a new best score; of the learner's time, at most
 BEST_LINE_SEC = 20.0  # a new best checkpoint is told in a line at most this often
@@ -86,8 +85,6 @@ class Saving(Service):
                 self.save_best(at_end=True)
             case ("save",):
                 self.save_all()
-            case ("check_saved",):
-                self.check_saved()
             case ("save_published",):
                 self.save_published()
         if report[0] in ("saved", "unsaved"):

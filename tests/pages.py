@@ -52,6 +52,7 @@ SHORTER = [
     (rf"^{re.escape(RESUMED)} --num_workers.*$", rf"\g<0> --train_for_env_steps {2 * GOAL}"),
     (r"--algo (APEX|PQL) .*$", r"\g<0> --replay_size 1000 --replay_warmup 64 --replay_ratio 1"),
     (r" --self_play.*$", r"\g<0> --self_play_snapshot_every_env_steps 100"),
+    (r"(--save_milestones_sec) 60", r"\1 0.1"),
     (r"^python -m tools\.tournament .*--episodes 200 ", r"\g<0>--episodes 2 "),
     (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
     (r"^python -m tools\.benchmark throughput .*$", rf"\g<0> {FLAGS} --seconds 0.3"),

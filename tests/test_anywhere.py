@@ -126,14 +126,15 @@ class CDLL(ctypes.CDLL):
             raise AttributeError(name)
         return super().__getattr__(name)
 
+def is_of_python(file):
+    return file.startswith(("<", os.__file__[:-5])) and "-packages" not in file
+
 def refuse(event, args):
     if event in ("open", "os.listdir") and str(args[0]).startswith(("/proc", "/dev/shm", "/sys")):
         frame = sys._getframe(1)
-        while frame and frame.f_code.co_filename.startswith(("<", os.__file__[:-5])):  # of Python itself
-            if "-packages" in frame.f_code.co_filename:
-                return
+        while is_of_python(frame.f_code.co_filename) and frame.f_back:
             frame = frame.f_back
-        if frame and frame.f_code.co_filename.startswith({str(ROOT)!r}):
+        if frame.f_code.co_filename.startswith({str(ROOT)!r}) and "-packages" not in frame.f_code.co_filename:
             raise FileNotFoundError(2, "not on this machine", args[0])
 
 ctypes.CDLL = CDLL

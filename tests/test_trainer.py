@@ -55,7 +55,7 @@ def test_eight_calls_take_exactly_what_they_were_asked_for_and_a_paused_system_r
 
 def test_a_budget_that_the_call_before_has_taken_takes_nothing(tmp_path: Path) -> None:
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
-        steps = [appo.train(1)["env_steps"] for _ in range(2 * NUM_ENVS)]
+        steps = [appo.train(0.5)["env_steps"] for _ in range(2 * NUM_ENVS)]
         assert sum(steps) == appo.env_steps == 2 * NUM_ENVS
         assert set(steps) == {0, NUM_ENVS}
         with pytest.raises(UserError, match="must be above 0"):
@@ -250,7 +250,6 @@ def test_the_arguments_of_asynrl_work_as_documented(tmp_path: Path) -> None:
 # ---- what dies meanwhile ---------------------------------------------------------------------------------------------
 
 
-
 def test_who_dies_while_the_others_pause_or_finish_is_replaced_and_does_it(tmp_path: Path) -> None:
     def kill(role: str) -> None:
         index = next(index for index, component in enumerate(appo.components) if component.role == role)
@@ -258,10 +257,10 @@ def test_who_dies_while_the_others_pause_or_finish_is_replaced_and_does_it(tmp_p
 
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SMALL) as appo:
         for role in ("rollout_worker", "learner"):
-            stopped = []
+            stopped, before = [], appo.env_steps
 
-            def stop_and_kill(role: str = role, stopped: list[bool] = stopped) -> bool:
-                if appo.env_steps >= appo.steps_promised + 200 and not stopped:
+            def stop_and_kill(role: str = role, stopped: list[bool] = stopped, before: int = before) -> bool:
+                if appo.env_steps >= before + 200 and not stopped:
                     stopped.append(True)
                     kill(role)
                 return bool(stopped)
@@ -271,3 +270,14 @@ def test_who_dies_while_the_others_pause_or_finish_is_replaced_and_does_it(tmp_p
             assert (appo.buffers.slot_place == WITH_WORKER).all()
         assert appo.find(Records).num_replaced == 2
         assert appo.train(500)["sgd_steps"] > 0
+
+
+def test_without_services_it_trains_and_a_death_ends_the_run(tmp_path: Path) -> None:
+    with (pytest.raises(ComponentError, match="rollout_worker_0 was killed by SIGKILL"),
+          APPO("CartPole-v1", train_dir=str(tmp_path), services=[], **SMALL) as appo):
+        assert appo.train(500)["sgd_steps"] > 0
+        with pytest.raises(UserError, match="needs a Saving"):
+            appo.save()
+        appo.crew.processes[0].kill()
+        appo.train(10_000)
+    assert not list(tmp_path.rglob("*.pt"))

@@ -36,7 +36,7 @@ from envs.flat_spaces import action_leaves, is_bounded, num_columns
 from evaluate import Policy, load
 from normalizers import RunningNormalizer
 from runtime.command_line import OneLineParser
-from runtime.utils import exit_status
+from runtime.utils import UserError, exit_status
 
 MOST_ROWS = 2**20  # of observations at once
 BATCH = "batch"  # the name of their axis
@@ -53,6 +53,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--trust_run", action="store_true",
                         help="import code that the run's settings name, its environment included")
     args = parser.parse(argv)
+    if args.file.suffix not in (".onnx", ".pt2"):
+        raise UserError(f"{args.file} must end with .onnx or .pt2")
     warnings.simplefilter("ignore")  # of torch about itself
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     policy = load(args.run, policy=args.policy, trust_run=args.trust_run)

@@ -13,7 +13,7 @@ from parts import make_config
 from model import make_model
 from policy_worker import PolicyWorker
 from rollout_worker import RolloutWorker, SlotPool
-from services.recovery import begin_again, forget_worker
+from services.recovery import forget_all, forget_worker
 from shared_buffers import HANDED_IN, PAUSE, RESUME, SLOTS, SPLIT, TAKEN, WITH_WORKER, Inbox
 
 
@@ -128,7 +128,7 @@ def test_what_all_processes_had_under_way_is_lost_and_counted() -> None:
         rig.answer_one()
     rig.done.put(full[0])
     under_way = rig.cfg.rollout * sum(len(slots) for _, *slots in full) + int(rig.buffers.agent_t.sum())
-    assert begin_again(rig.buffers, rig.cfg.rollout) == under_way
+    assert forget_all(rig.buffers, rig.cfg.rollout) == under_way
     assert rig.done.empty()
     assert rig.requests.empty()
     assert (rig.slot_place == WITH_WORKER).all()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from config import Config
-from runtime.checkpoint import add_line, fill_run_dir, save_settings, write_atomically
+from runtime.checkpoint import add_line, fill_run_dir, read_lines, save_settings, write_atomically
 from runtime.processes import Service, write_trace
 from runtime.utils import UserError, say, show_progress, this_rank
 from services.progress import (
@@ -237,14 +237,12 @@ def finite(numbers: Any) -> list[float | None]:
 def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarize the rows of several policies: means, but the sum of sgd_steps and the extremes of returns and lag."""
     row: dict[str, Any] = {}
-    for name in ("mean_return", "mean_length", "true_objective", "win_rate_vs_past", "policy_lag_mean"):
+    for name, join in {
+            "mean_return": mean, "return_min": min, "return_max": max, "mean_length": mean, "true_objective": mean,
+            "win_rate_vs_past": mean, "policy_lag_mean": mean, "policy_lag_max": max, "sgd_steps": sum}.items():
         values = [part[name] for part in parts if part.get(name) is not None]
         if values or name in parts[0]:
-            row[name] = mean(values)
-    row["sgd_steps"] = sum(part["sgd_steps"] for part in parts)
-    for name, extreme in (("return_min", min), ("return_max", max), ("policy_lag_max", max)):
-        if values := [part[name] for part in parts if part.get(name) is not None]:
-            row[name] = extreme(values)
+            row[name] = join(values) if values else None
     return row | {"policies": parts}
 
 
@@ -259,20 +257,15 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
-    """Cut out of metrics.jsonl what came after a checkpoint; return how many lines, and the last row that is left.
+    """Cut out of metrics.jsonl what came after a checkpoint; return how many rows, and the last one that is left.
 
-    After a crash the reports are newer than the weights. A reader must find one history, in which env_steps never
-    decrease.
+    After a crash the reports are newer than the weights, and the last one may be cut off. A reader must find one
+    history, in which env_steps never decrease.
     """
-    lines = metrics.read_text(errors="replace").splitlines() if metrics.exists() else []
-    kept = []
-    for line in lines:
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # cut off by the crash
-            if json.loads(line)["env_steps"] <= env_steps:
-                kept.append(line)
-    if len(kept) < len(lines):
-        write_atomically(metrics, "".join(line + "\n" for line in kept))
-    return len(lines) - len(kept), json.loads(kept[-1]) if kept else {}
+    rows = read_lines(metrics)
+    kept = [row for row in rows if row.get("env_steps", math.inf) <= env_steps]
+    write_atomically(metrics, "".join(json.dumps(row) + "\n" for row in kept))
+    return len(rows) - len(kept), kept[-1] if kept else {}
 
 
 def save_windows(path: Path, policies: Sequence[PolicyProgress], checkpoint: str) -> None:

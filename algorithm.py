@@ -12,8 +12,7 @@ methods change nothing, but for `update`, and `after_sgd_step`, which may change
     update       by the learner, for a minibatch, instead of evaluate, targets and loss, where there are several losses
 
 Every average in a loss is a `MaskedMean`: over the valid rows of a minibatch, so that masked rows change no loss and no
-gradient, and of all ranks (`runtime/several.py`), so that an algorithm never sees how many there are. The terms that
-losses share stand at the end, as pure functions of [T, B] tensors.
+gradient, and of all ranks (`runtime/several.py`), so that an algorithm never sees how many there are.
 
 The defaults here are those of an on-policy actor-critic, so that APPO, IMPALA, A3C and REINFORCE are little more than
 `targets` and `loss`. The off-policy ones, Ape-X and PQL, have a feed of their own, a replay, and move target networks
@@ -30,17 +29,16 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from config import Config
 from envs.flat_spaces import num_action_parameters
-from feed import Data, Feed, Fifo
+from feed import Data, Feed
 from model import make_model
 from runtime.several import Reducer
 from runtime.utils import UserError
 from shared_buffers import SharedBuffers, Spec
 
-ADVANTAGE_FLOOR = 0.001  # the least deviation of advantages, in units of the value targets
+Outputs = tuple[Tensor, ...]  # what `Algorithm.evaluate` says
 
 
 class MaskedMean:
@@ -134,10 +132,9 @@ class Algorithm:
 
     # ---- learning ------------------------------------------------------------------------------------------------
 
-    def make_feed(self, buffers: SharedBuffers, policy: int, learner: int, *, pinned: bool,
-                  deliver: Callable[[Any], None] | None) -> Feed:
+    def make_feed(self, buffers: SharedBuffers, policy: int, learner: int) -> Feed:
         """Make what turns trajectories into datasets."""
-        return Fifo(self.cfg, buffers, policy, pinned=pinned, deliver=deliver)
+        return Feed(self.cfg, buffers, policy)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Make the optimizer of these parameters; the learner sets its rate before each step.
@@ -157,7 +154,7 @@ class Algorithm:
     def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
         """Do what follows each SGD step: move a target network, tell those who act of settings (population)."""
 
-    def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
+    def prepare(self, model: nn.Module, data: Data, ask: Callable[..., Outputs]) -> Data:
         """Return what a dataset [B, T(+1), ...] needs beside its columns.
 
         ask(rows [N, L, ...]) returns what `evaluate` says of them, [N, L, ...]; ask(rows, function) what another
@@ -165,11 +162,11 @@ class Algorithm:
         """
         return {}
 
-    def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, ...]:
+    def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> Outputs:
         """Evaluate N sequences of L steps (obs: {name: [N * L, ...]}): what `targets` and `loss` need, [N * L, ...]."""
         return model(model.normalize(obs), rnn_states, new_episode)[:2]
 
-    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
+    def targets(self, model: nn.Module, outputs: Outputs, data: Data) -> Data:
         """Compute the targets of a minibatch, without gradient.
 
         Args:
@@ -182,51 +179,12 @@ class Algorithm:
         """
         return {}
 
-    def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
+    def loss(self, model: nn.Module, outputs: Outputs, data: Data, mean: MaskedMean) -> Loss:
         """Compute the loss of a minibatch; arguments as of `targets`, whose results are part of the data."""
         raise NotImplementedError
 
 
-# ---- terms of losses ----------------------------------------------------------------------------------------------
-
-
-def normalize_advantages(advantages: Tensor, moments: Tensor) -> Tensor:
-    """Shift and scale advantages to mean 0 and deviation 1, without amplifying noise.
-
-    A deviation below 0.1 % of the root mean square of targets and advantages counts as that. Once a task is solved, all
-    advantages are errors of the value estimates: scaled to 1 they would let the policy walk at random until it fails
-    (CartPole: values of 100, a deviation of 0.001, returns of 500 that fell to 160; `docs/tried.md`). The price:
-    where the same reward, a hundred times what is to be learned, comes in every step whatever is done, all else counts
-    as noise; subtract it.
-
-    moments: what `moments_of` returns.
-    """
-    center, deviation = moments[:, 0]
-    size = torch.linalg.vector_norm(moments[:, :2])  # a mean square is mean^2 + deviation^2
-    return (advantages - center) / torch.maximum(deviation, ADVANTAGE_FLOOR * size).clamp(min=1e-30)  # of zeros: 0
-
-
-def held_ratios(log_ratios: Tensor) -> Tensor:
-    """Return pi/mu, held within [0.05, 20] against overflow, as in Sample Factory."""
-    return F.hardtanh(log_ratios, math.log(0.05), math.log(20.0)).exp()
-
-
-def ppo_objective(ratios: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
-    """Compute min(ratio * A, clip(ratio, 1/(1+eps), 1+eps) * A), whose mean PPO raises; clip_ratio = 0: no clipping."""
-    objective = ratios * advantages
-    if clip_ratio:  # a detached bound has the same gradient, at half the price
-        bound = ratios.detach().clamp(1 / (1 + clip_ratio), 1 + clip_ratio) * advantages
-        objective = torch.where(objective <= bound, objective, bound)
-    return objective
-
-
-def clipped_value_error(values: Tensor, old_values: Tensor, targets: Tensor, clip: float) -> Tensor:
-    """Compute max((V - R)^2, (V_old + clip(V - V_old, +-clip) - R)^2); clip = 0: no clipping."""
-    error = F.mse_loss(values, targets, reduction="none")
-    if clip:
-        clipped = old_values + (values - old_values).clamp(-clip, clip)
-        error = torch.maximum(error, (clipped - targets).square())
-    return error
+# ---- statistics --------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

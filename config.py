@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,10 +21,12 @@ import cloudpickle
 from algorithms import algorithm_class
 from envs.families import FAMILIES, family
 from runtime.checkpoint import holds_run, load_saved, run_dir_of
-from runtime.command_line import OneLineParser, as_typed, check_values, make_parser
+from runtime.command_line import as_typed, check_values, make_parser
 from runtime.guard import COMPONENT
 from runtime.machine import Machine, automatic, cpu_cores, this_machine
 from runtime.utils import MAX_SEED, UserError, check_trusted, nearest, say
+
+Values = dict[str, Any]  # of settings, by their names
 
 
 class Bounds(NamedTuple):
@@ -235,10 +237,6 @@ class Config:
         return run_dir_of(self.train_dir, self.experiment, self.env)
 
     @property
-    def env_arguments(self) -> dict[str, Any]:
-        return json.loads(self.env_kwargs or "{}")
-
-    @property
     def envs_per_split(self) -> int:
         return self.num_envs_per_worker // self.worker_num_splits
 
@@ -254,19 +252,10 @@ class Config:
         return self.roles or numbered
 
     @property
-    def bptt_steps(self) -> int:
-        """Return how many env_steps the learner unrolls a model that has a memory."""
-        return self.recurrence or self.rollout
-
-    @property
-    def trajectories_per_minibatch(self) -> int:
-        return self.batch_size // self.rollout
-
-    @property
     def trajectories_per_dataset(self) -> int:
-        return self.trajectories_per_minibatch * self.num_batches_per_epoch
+        return self.batch_size // self.rollout * self.num_batches_per_epoch
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Values:
         """Return all settings as plain values: a name takes nothing along."""
         return {name: str(value) if isinstance(value, str) else value for name, value in vars(self).items()}
 
@@ -275,7 +264,7 @@ class Config:
         return _restore, (cloudpickle.dumps(type(self)), vars(self))
 
 
-def _restore(settings: bytes, values: Mapping[str, Any]) -> Config:
+def _restore(settings: bytes, values: Values) -> Config:
     return cloudpickle.loads(settings)(**values)
 
 
@@ -295,7 +284,7 @@ def check_combinations(c: Config) -> None:
             (c.num_envs_per_worker % c.worker_num_splits, f"--num_envs_per_worker={c.num_envs_per_worker} must be a "
              f"multiple of --worker_num_splits={c.worker_num_splits}"),
             (c.batch_size % c.rollout, f"--batch_size={c.batch_size} must be a multiple of --rollout={c.rollout}"),
-            (c.rollout % c.bptt_steps, f"--recurrence={c.recurrence} must divide --rollout={c.rollout}"),
+            (c.rollout % (c.recurrence or c.rollout), f"--recurrence={c.recurrence} must divide --rollout={c.rollout}"),
             (c.core and c.use_rnn, "--core replaces the recurrent core of --use_rnn; give only one of them"),
             (c.model and (c.encoder or c.core), "--model replaces the encoder and the core; give either it or these"),
             ((c.res_w == 0) != (c.res_h == 0), "--res_w and --res_h belong together; give both"),
@@ -311,37 +300,31 @@ def check_combinations(c: Config) -> None:
 # ---- making one --------------------------------------------------------------------------------------------------
 
 
-def settings_of(algo: str) -> type[Config]:
-    """Return the class of an algorithm's settings."""
-    return algorithm_class(algo).Settings
-
-
-def make_config(*layers: Mapping[str, Any]) -> Config:
+def make_config(*layers: Values) -> Config:
     """Merge settings, the later layers winning, and check them. Raises `UserError`, also for unknown names."""
     merged = {name: value for layer in layers for name, value in layer.items()}
-    settings = settings_of(merged.get("algo", Config.algo))
-    kinds = {field.name: field.type for field in dataclasses.fields(settings)}
-    if unknown := [f"{name}{nearest(name, kinds)}" for name in merged if name not in kinds]:
+    settings = algorithm_class(merged.get("algo", Config.algo)).Settings
+    known = [field.name for field in dataclasses.fields(settings)]
+    if unknown := [f"{name}{nearest(name, known)}" for name in merged if name not in known]:
         raise UserError(f"unknown setting {', '.join(unknown)}")
     return settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in merged.items()})
 
 
-def defaults(env_id: str, given: Mapping[str, Any], machine: Machine | None = None) -> dict[str, Any]:
+def defaults(env_id: str, given: Values, machine: Machine | None = None) -> Values:
     """Return the settings that learn well on this environment's family and machine, beside those that are given.
 
     machine: None is this one. Raises `UserError` for an unknown environment, and for given values that are impossible.
     """
     algo = given.get("algo", Config.algo)
-    settings = settings_of(algo)
+    settings = algorithm_class(algo).Settings
     check_values(settings, given)
     kind = family(env_id)
-    profile = family_profile(kind, algo)
     usual = {name: getattr(settings, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")}
-    return automatic(machine or this_machine(given.get("device", "auto")), usual | profile, given,
+    return automatic(machine or this_machine(given.get("device", "auto")), usual | family_profile(kind, algo), given,
                      num_roles=len(settings.roles), large_observations=FAMILIES[kind].large_observations)
 
 
-def family_profile(kind: str, algo: str) -> dict[str, Any]:
+def family_profile(kind: str, algo: str) -> Values:
     """Join the settings of a family of environments and those of an algorithm for it."""
     of_env, of_algorithm = FAMILIES[kind].profile, algorithm_class(algo).profiles.get(kind, {})
     without_gpu = of_env.get("without_gpu", {}) | of_algorithm.get("without_gpu", {})
@@ -360,7 +343,7 @@ KIND = ("env", "env_kwargs", "algo", "nonlinearity", "squash_actions", "adaptive
 ANOTHER = "use another --experiment NAME, or --restart_behavior=restart"
 
 
-def configure(given: Mapping[str, Any]) -> Config:
+def configure(given: Values) -> Config:
     """Complete the settings that were given: from the run that is resumed (but for `MODES`), or else by `defaults`.
 
     Raises `UserError` for impossible settings, an unknown environment, or a folder with a run of another kind.
@@ -376,29 +359,22 @@ def configure(given: Mapping[str, Any]) -> Config:
     if given.get("restart_behavior", "resume") != "resume" or not holds_run(run_dir):
         return make_config(of_env, given)
     saved = load_saved(run_dir / "config.json")
-    check_kind(saved, given, run_dir)
+    # Only a population that population-based training tends may grow or shrink: it would soon replace a bad beginner.
+    # Networks with weights of other shapes are refused when the weights are loaded.
+    for name in (*KIND, *(() if saved.get("with_pbt") else ("num_policies",))):
+        old = saved.get(name, getattr(Config, name))  # the oldest runs do not name all
+        if as_typed(given.get(name, old)) != as_typed(old):
+            raise UserError(f"{run_dir} holds a run of --{name}={as_typed(old)}, not of {as_typed(given[name])}; "
+                            f"{ANOTHER}")
     check_trusted(saved, given, run_dir)
     kept = {name: value for name, value in known_of(saved | given).items() if name not in MODES}
     of_machine = defaults(given["env"], kept | given)
     return make_config(kept, {name: of_machine[name] for name in MODES if name in of_machine}, given)
 
 
-def check_kind(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:
-    """Raise `UserError` when a folder holds another run: of another environment, algorithm, network, seed, population.
-
-    Only a population that population-based training tends may grow or shrink: it would soon replace a bad beginner.
-    Networks with weights of other shapes are refused when the weights are loaded.
-    """
-    for name in (*KIND, *(() if saved.get("with_pbt") else ("num_policies",))):
-        old = saved.get(name, getattr(Config, name))  # the oldest runs do not name all
-        if as_typed(given.get(name, old)) != as_typed(old):
-            raise UserError(f"{run_dir} holds a run of --{name}={as_typed(old)}, not of {as_typed(given[name])}; "
-                            f"{ANOTHER}")
-
-
-def known_of(saved: Mapping[str, Any]) -> dict[str, Any]:
+def known_of(saved: Values) -> Values:
     """Return the settings that a run or a checkpoint has saved, without those of other versions; print their names."""
-    known = settings_of(saved.get("algo", Config.algo)).__dataclass_fields__
+    known = algorithm_class(saved.get("algo", Config.algo)).Settings.__dataclass_fields__
     if unknown := saved.keys() - known:
         say(f"saved settings that this version does not have: {', '.join(sorted(unknown))}")
     return {name: value for name, value in saved.items() if name in known}
@@ -408,21 +384,21 @@ def changes(cfg: Config) -> dict[str, str]:
     """Say of each setting of a resumed run that is no longer the saved one what it was and is; before it is saved."""
     resumes = cfg.restart_behavior == "resume" and holds_run(cfg.run_dir)
     saved = load_saved(cfg.run_dir / "config.json") if resumes else {}
-    both = {name: (as_typed(saved.get(name, value)), as_typed(value)) for name, value in vars(cfg).items()
-            if name not in ("env", "train_dir", "experiment", "restart_behavior", "trust_run")}
-    return {name: f"{name} {old} -> {new}" for name, (old, new) in both.items() if old != new}
+    compared = saved.keys() - {"env", "train_dir", "experiment", "restart_behavior", "trust_run"}
+    return {name: f"{name} {as_typed(saved[name])} -> {as_typed(value)}" for name, value in vars(cfg).items()
+            if name in compared and as_typed(saved[name]) != as_typed(value)}
 
 
 # ---- the command line --------------------------------------------------------------------------------------------
 
 
-def parse_settings(argv: Sequence[str], description: str) -> dict[str, Any]:
+def parse_settings(argv: Sequence[str], description: str) -> Values:
     """Return the settings that a command line gives; with --help show those that its environment gets, and end."""
-    first = OneLineParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--algo", default=Config.algo)  # it decides which settings there are
-    algo = first.parse_known_args(argv)[0].algo
-    parser = make_parser(settings_of(algo), description)
-    given = vars(parser.parse_known_args([word for word in argv if word not in ("-h", "--help")])[0])
-    if {"-h", "--help"} & set(argv) and "env" in given:
-        parser = make_parser(settings_of(algo), description, defaults(given["env"], given) | given)
+    words = [word for word in argv if word not in ("-h", "--help")]
+    algo = vars(make_parser(Config, description).parse_known_args(words)[0]).get("algo", Config.algo)
+    settings = algorithm_class(algo).Settings
+    parser = make_parser(settings, description)
+    given = vars(parser.parse_known_args(words)[0])
+    if len(words) < len(argv) and "env" in given:
+        parser = make_parser(settings, description, defaults(given["env"], given) | given)
     return vars(parser.parse(argv))

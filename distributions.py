@@ -9,7 +9,7 @@ sum. Read next: `config.py`.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from gymnasium import spaces
@@ -86,18 +86,25 @@ class ActionDistribution:
         return total(part.symmetric_kl_to_uniform() for part in self.parts)
 
 
-def kinds_of_parts(space: spaces.Space, *, squash: bool) -> list[tuple[type, int, int]]:
+def kinds_of_parts(space: spaces.Space, *, squash: bool) -> Iterator[tuple[type, int, int]]:
     """List the distribution of each part of an action space, how many parameters it has, and how many columns."""
-    kinds: list[tuple[type, int, int]] = []
     for leaf in action_leaves(space).values():
         size = num_action_parameters(leaf)
         if isinstance(leaf, spaces.Box):
-            kinds.append((SquashedGaussian if squash else DiagonalGaussian, size, size // 2))
+            yield SquashedGaussian if squash else DiagonalGaussian, size, size // 2
         elif isinstance(leaf, spaces.MultiBinary):
-            kinds.append((Bernoulli, size, size))
+            yield Bernoulli, size, size
         else:
-            kinds += [(Categorical, n, 1) for n in num_options(leaf)]
-    return kinds
+            yield from ((Categorical, n, 1) for n in num_options(leaf))
+
+
+def parameter_kinds(space: spaces.Space) -> tuple[Tensor, Tensor]:
+    """Return which parameters of a distribution are log standard deviations and which logits of choices, [D] bool."""
+    is_log_std, is_logit = [], []
+    for kind, size, num_columns in kinds_of_parts(space, squash=False):
+        is_log_std += [kind is DiagonalGaussian and i >= num_columns for i in range(size)]
+        is_logit += [kind is Categorical] * size
+    return torch.tensor(is_log_std), torch.tensor(is_logit)
 
 
 def total(terms: Iterable[Tensor]) -> Tensor:

@@ -26,17 +26,16 @@ from torch import Tensor
 from algorithms import algorithm_class
 from config import Config, known_of, make_config
 from envs.families import make_env, make_vector_env, probe
-from envs.flat_spaces import ACTION_MASK, AgentKind, Observation
-from envs.vector_env import EnvInfo, Step, VectorEnv, describe
+from envs.flat_spaces import Observation
+from envs.vector_env import EnvInfo, Step, VectorEnv
 from pbt import assign_kinds
 from runtime import checkpoint as checkpoints
 from runtime import utils
 from runtime.command_line import OneLineParser
-from runtime.guard import take_programs_along
 from runtime.machine import choose_device
-from runtime.processes import STEPS
-from runtime.utils import EVALUATION, UserError, derive_seed, end, exit_status, left_alone, seed_all
-from shared_buffers import SharedBuffers, SharedWeights
+from runtime.processes import STEPS, Report
+from runtime.utils import EVALUATION, UserError, derive_seed, exit_status, left_alone, run_command, seed_all
+from shared_buffers import SAVE_BEST, SharedBuffers, SharedWeights
 
 MAX_ENVS = 20  # that play in parallel
 
@@ -59,11 +58,18 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int = 0, checkpoin
     Raises `UserError` when there is none, or when its settings name code that was not asked for.
     """
     path = Path(path if checkpoint in ("best", "latest") else checkpoint).resolve()
+    run_dir = path
+    if checkpoint == "best":
+        path = checkpoints.find_checkpoint(run_dir, "best", policy) or run_dir
     if path.is_file():
         state = checkpoints.load_checkpoint(path)
     else:
-        run_dir = path
-        path, state = choose_checkpoint(run_dir, checkpoint, policy)
+        path, state, damaged = checkpoints.load_newest(run_dir, policy)
+        for other in damaged:
+            print(f"checkpoint {other} is damaged, the one before plays", file=sys.stderr)
+    if state is None:
+        raise UserError(f"{run_dir} holds no checkpoint of policy {policy}; train first, or name another")
+    if run_dir.is_dir():
         state["config"] = checkpoints.load_saved(run_dir / "config.json")  # which may have been changed
     saved = state["config"]
     trained_in = checkpoints.run_dir_of(*(saved.get(name, "") for name in ("train_dir", "experiment", "env")))
@@ -74,26 +80,11 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int = 0, checkpoin
     cfg = make_config(known_of(saved | given))
     info = probe(cfg)
     kind = assign_kinds(cfg, info)[check_policy(policy, cfg)]
-    info.kinds[kind] = info.as_trained(kind, state, path)
+    info.kinds[kind].obs_space = info.kinds[kind].as_trained(state, path)
     loaded = Policy(cfg, info, kind, choose_device(device, policy))
     checkpoints.load_weights(loaded.model, state, path, cfg.algo)
     loaded.source = f"{path} ({state['env_steps']:,} env_steps)"
     return loaded
-
-
-def choose_checkpoint(run_dir: Path, which: str, policy: int) -> tuple[Path, dict[str, Any]]:
-    """Return the path of a policy's best checkpoint, or else of its newest whole one, and what that holds.
-
-    Raises `UserError` when it has none.
-    """
-    if which == "best" and (path := checkpoints.find_checkpoint(run_dir, "best", policy)):
-        return path, checkpoints.load_checkpoint(path)
-    path, state, damaged = checkpoints.load_newest(run_dir, policy)
-    for other in damaged:
-        print(f"checkpoint {other} is damaged, the one before plays", file=sys.stderr)
-    if state is None:
-        raise UserError(f"{checkpoints.policy_dir(run_dir, policy)} holds no checkpoint; train first, or name another")
-    return path, state
 
 
 def check_policy(policy: Any, cfg: Config) -> int:
@@ -111,15 +102,9 @@ class Policy:
 
     def __init__(self, cfg: Config, info: EnvInfo, kind: int, device: torch.device) -> None:
         """Make it for a kind of agents of an environment, with new weights."""
-        obs_space, action_space = info.kinds[kind]
-        self.cfg, self.device = cfg, device
-        self.kind = AgentKind(cfg.env, info.obs_spaces[kind], action_space, np.arange(1),
-                              squash_actions=cfg.squash_actions)
-        if ACTION_MASK in obs_space and not self.kind.has_mask:
-            self.kind.add_mask(in_info=True)
-        self.kind.obs_space = obs_space  # in the order of the training
+        self.cfg, self.device, self.kind = cfg, device, info.kinds[kind]
         self.algorithm = algorithm_class(cfg.algo)(cfg)
-        self.model = self.algorithm.make_model(obs_space, action_space).to(device).eval()
+        self.model = self.algorithm.make_model(self.kind.obs_space, self.kind.action_space).to(device).eval()
         self.state_size = self.model.state_size
         self.version = -1  # of its weights, where they are `SharedWeights`
         self.source = ""  # of its weights, in words
@@ -173,12 +158,11 @@ class Policy:
             obs = [obs]
         if isinstance(obs, list):
             obs = concatenate(space, obs, create_empty_array(space, len(obs)))
-        leaves = self.kind.flatten(obs)
-        if self.kind.mask_in_info:
-            leaves[ACTION_MASK] = self.kind.join_masks([action_mask] if is_one else action_mask)
+        masks = [action_mask] if is_one else action_mask
+        leaves = self.kind.flatten(obs, () if masks is None else masks)
         num_obs = len(next(iter(leaves.values())))
         states = torch.as_tensor(0.0 if state is None else state).expand(num_obs, self.state_size)
-        new_episode = np.broadcast_to(np.asarray(episode_start, bool), num_obs).copy()
+        new_episode = np.full(num_obs, episode_start, bool)
         rows, states = self.act(leaves, states, new_episode, deterministic=deterministic)
         actions = self.kind.actions(rows)
         if is_one:
@@ -239,7 +223,7 @@ def play(env: VectorEnv, players: Sequence[Player], num_episodes: int, seed: int
     fresh = np.ones(env.num_envs * num_agents, bool)  # not acted yet in this episode
     totals = np.zeros((3, len(fresh)))  # returns, lengths, objectives so far
     of_envs = totals.reshape(3, env.num_envs, num_agents)  # the same
-    left = num_episodes // env.num_envs + (np.arange(env.num_envs) < num_episodes % env.num_envs)
+    left = np.bincount(np.arange(num_episodes) % env.num_envs, minlength=env.num_envs)  # to play, of each environment
     while left.any():
         actions = env.no_actions()
         for player in players:
@@ -281,12 +265,11 @@ class Evaluator:
     SPANS = ("evaluate", "evaluate"), ("env.step", "step")  # what `tools/timeline.py` records
 
     @left_alone()  # in serial mode training must draw the same numbers as without
-    def __init__(self, cfg: Config, buffers: SharedBuffers, devices: Sequence[torch.device],
-                 report: Callable[[tuple], None]) -> None:
+    def __init__(self, cfg: Config, buffers: SharedBuffers, devices: Sequence[torch.device], report: Report) -> None:
         """Make the environments, and every policy on its device.
 
         report(("evaluated", policy, {name: number})) is called after each evaluation, and before it
-        report(("best", policy)) when its weights were saved as the best.
+        report(("saved", policy, SAVE_BEST, name, seconds)) when its weights were saved as the best.
         """
         self.cfg = cfg
         self.buffers = buffers
@@ -297,25 +280,20 @@ class Evaluator:
 
     def run(self) -> None:
         """Evaluate whenever asked, until told to stop."""
-        while self.buffers.evaluations.serve(self.handle):
+        while self.buffers.evaluations.serve(self.evaluate):
             pass
         self.close()
 
     def turn(self) -> None:
         """Do all there is to do (serial mode)."""
         while not self.buffers.evaluations.empty():
-            self.buffers.evaluations.serve(self.handle)
-
-    def handle(self, kind: int, index: int) -> None:
-        """Score the newest policies, always on the same episodes."""
-        for number in range(len(self.policies)):
-            self.evaluate(number)
+            self.buffers.evaluations.serve(self.evaluate)
 
     @left_alone()
-    def evaluate(self, policy: int) -> None:
-        """Score a policy and save the best weights; give up when the run is stopping.
+    def evaluate(self, kind: int, policy: int) -> None:
+        """Score the newest weights of a policy, always on the same episodes; give up when the run is stopping.
 
-        While it plays the learner goes on, so it is the evaluator that saves: the very weights that have the score.
+        While it plays the learner goes on, so it is the evaluator that saves the best: the weights that have the score.
         """
         cfg, inbox, kinds = self.cfg, self.buffers.evaluations, self.buffers.kind_of_policy
         env_steps = int(self.buffers.env_steps.sum())
@@ -346,17 +324,18 @@ class Evaluator:
         best = float(buffers.best_score[policy]), int(buffers.best_sort[policy])
         if not checkpoints.is_better(score, sort, *best) and (score, sort) != best:
             return
-        weights = self.policies[policy].model.state_dict()
         state = buffers.origin(self.cfg, policy) | {
-            "model": weights, "sgd_steps": result["eval_sgd_steps"], "env_steps": result["eval_env_steps"],
-            "score": score, "sort_of_score": sort}
+            "model": self.policies[policy].model.state_dict(),
+            "sgd_steps": result["eval_sgd_steps"], "env_steps": result["eval_env_steps"],
+            "score": score, "sort_of_score": sort,
+        }
         try:
             checkpoints.save_checkpoint(state, checkpoints.policy_dir(self.cfg.run_dir, policy) / checkpoints.BEST)
         except OSError as error:
-            self.report(("unsaved", policy, None, error.strerror or str(error)))
+            self.report(("unsaved", policy, SAVE_BEST, error.strerror or str(error)))
         else:
             buffers.best_score[policy], buffers.best_sort[policy] = score, sort
-            self.report(("best", policy))
+            self.report(("saved", policy, SAVE_BEST, checkpoints.BEST, 0.0))
 
     def close(self) -> None:
         """Close the environments."""
@@ -389,7 +368,7 @@ def main(argv: list[str]) -> None:
     loaded = load_policy(args, args.policy, args.checkpoint)
     num_envs = 1 if render_mode else min(args.episodes, MAX_ENVS)
     env = make_vector_env(loaded.cfg, num_envs, render_mode)
-    players = cast(env, assign_kinds(loaded.cfg, describe(env)), args.policy,
+    players = cast(env, assign_kinds(loaded.cfg, env), args.policy,
                    lambda number: loaded if number == args.policy else load_policy(args, number, "best"))
     for player in players:
         print(f"playing {player.policy.source}")
@@ -450,11 +429,11 @@ GIF = {"codec": "gif", "pix_fmt_out": "pal8", "macro_block_size": 1, "output_par
 
 def film(steps: Iterator[list[Episode]], env: VectorEnv, path: Path, frames_per_sec: float) -> Iterator[list[Episode]]:
     """Film what `play` plays: pass its steps on, and write a picture for each."""
-    options = GIF if path.suffix == ".gif" else MP4
     writer = None
     for ended in steps:
         picture = np.ascontiguousarray(env.render())
         if writer is None:  # the first picture has the size
+            options = GIF if path.suffix == ".gif" else MP4
             writer = write_frames(path, picture.shape[1::-1], fps=frames_per_sec, **options)
             next(writer)
         writer.send(picture)
@@ -464,5 +443,4 @@ def film(steps: Iterator[list[Episode]], env: VectorEnv, path: Path, frames_per_
 
 
 if __name__ == "__main__":
-    take_programs_along()
-    end(main(sys.argv[1:]))
+    run_command(main)

@@ -1,9 +1,9 @@
 """How finished trajectories become datasets.
 
-`Fifo` hands every trajectory out once, in the order of arrival: the feed of an on-policy algorithm. Two datasets exist,
+`Feed` hands every trajectory out once, in the order of arrival: the feed of an on-policy algorithm. Two datasets exist,
 so that the next one is filled while the last SGD step of this one runs. It is not filled earlier: the trajectories wait
 in their slots, the rollout workers wait for slots, and so memory and policy lag stay bounded when the learner is the
-slowest part. Another `Feed` is in `algorithms/replay.py`. Read next: `learner.py`.
+slowest part. Another one is in `algorithms/replay.py`. Read next: `learner.py`.
 """
 
 import itertools
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from config import Config
+from envs.flat_spaces import Data
 from shared_buffers import HANDED_IN, SLOTS, TAKEN, WITH_WORKER, SharedBuffers, Spec, allocate
-
-Data = dict[str, Tensor]
 
 
 class Dataset:
@@ -36,26 +35,39 @@ def scale_rewards(cfg: Config, rewards: Tensor) -> Tensor:
 
 
 class Feed:
-    """Takes finished trajectories of one policy, in a thread of its own, the batcher; hands out datasets."""
+    """Takes finished trajectories of one policy, in a thread of its own, the batcher; hands out datasets.
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int,
-                 deliver: Callable[[Any], None] | None = None) -> None:
-        """Make it; a subclass allocates two datasets, one to be filled and `spare`, which waits for `allow_next`.
+    This one hands out every trajectory once. The batcher copies it from its slot, which is free again at once. In turns
+    (--async_rl=False) all slots are free again together, when every one is copied and nothing is being trained on:
+    nothing is sampled meanwhile. A dataset of a whole number of trajectories of every agent has no policy lag.
 
-        deliver(dataset) trains at once (serial mode), None: `next` returns it.
-        """
+    Another one replaces `make_dataset`, `insert`, `admit` and `split`.
+    """
+
+    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int) -> None:
+        """Allocate two datasets, one to be filled and `spare`, which waits for `allow_next`."""
         self.cfg = cfg
         self.buffers = buffers
         self.policy = policy
-        self.inbox = buffers.policies[policy].trajectories_done
+        own = buffers.policies[policy]
+        self.inbox = own.trajectories_done
         self.own = buffers.slots_of(policy)
-        self.specs = buffers.specs[buffers.policies[policy].kind]
+        self.specs = buffers.specs[own.kind]
         self.trajectories = buffers.trajectories_of(policy)
         self.slot_place = buffers.slot_place.numpy()
         self.returned: queue.Queue = queue.Queue()  # datasets to be filled, from training to the batcher
         self.datasets: queue.Queue = queue.Queue()  # from the batcher to training; also an exception
-        self.deliver = deliver or self.datasets.put
+        self.deliver: Callable[[Any], None] = self.datasets.put  # in serial mode: what trains at once
         self.is_inserting = False
+        self.pinned = own.device.type != "cpu"
+        self.filling, self.spare = self.make_dataset(), self.make_dataset()
+        self.num_filled = 0  # trajectories
+        self.held: list[int] = []  # in turns: slots that are copied, but not free yet
+
+    def make_dataset(self) -> Any:
+        return Dataset(self.specs, self.cfg.trajectories_per_dataset, pinned=self.pinned)
+
+    # ---- the batcher ---------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Do all there is to do (serial mode)."""
@@ -74,7 +86,7 @@ class Feed:
             self.datasets.put(error)
 
     def serve(self) -> None:
-        """Wait for trajectories and take them."""
+        """Wait for trajectories and take them, as many as fit: another learner may take the rest."""
         self.inbox.serve(self.take, self.num_wanted)
 
     def take(self, kind: int, *slots: int) -> None:
@@ -83,18 +95,45 @@ class Feed:
         fresh = [slot for slot in dict.fromkeys(slots) if place[slot] == HANDED_IN]
         self.is_inserting = True  # first, see `is_idle`
         place[fresh] = TAKEN
-        if fresh:
-            self.insert(kind, *fresh)
+        self.insert(fresh)
         self.is_inserting = False
 
     @property
     def num_wanted(self) -> int:
-        """Count the trajectories that may be taken at once; another learner may take the rest."""
-        return self.cfg.trajectories_per_dataset
+        """Count the trajectories that are missing in the dataset that is being filled."""
+        return self.cfg.trajectories_per_dataset - self.num_filled
 
-    def insert(self, kind: int, *slots: int) -> None:
-        """Take the trajectories in these slots; wait while there is more than training can take."""
-        raise NotImplementedError
+    def insert(self, slots: Sequence[int]) -> None:
+        """Copy trajectories into the dataset that is being filled; hand it over whenever it is complete, and wait."""
+        while slots and not self.buffers.stopping:
+            fitting, slots = slots[: self.num_wanted], slots[self.num_wanted :]
+            self.copy(fitting)
+            if self.cfg.async_rl:
+                self.free_slots(fitting)
+            else:
+                self.held += fitting
+            if not self.num_wanted:
+                self.deliver(self.filling)
+                self.filling, self.num_filled = self.returned.get(), 0  # back-pressure
+            if len(self.held) == self.buffers.num_slots:
+                self.free_slots(sorted(self.held))
+                self.held.clear()
+
+    def copy(self, slots: Sequence[int]) -> None:
+        """Copy trajectories into the dataset that is being filled."""
+        begin = self.num_filled
+        index = torch.tensor(slots)
+        for name, tensor in self.filling.tensors.items():
+            torch.index_select(self.trajectories[name], 0, index, out=tensor[begin : begin + len(slots)])
+        self.num_filled += len(slots)
+
+    def free_slots(self, slots: Sequence[int]) -> None:
+        """Give slots back to their rollout workers."""
+        self.slot_place[list(slots)] = WITH_WORKER
+        for worker, own in itertools.groupby(slots, self.buffers.worker_of_slot):
+            self.buffers.worker_inboxes[worker].put((SLOTS, *own))
+
+    # ---- training ------------------------------------------------------------------------------------------------
 
     def next(self, timeout_sec: float) -> Any:
         """Return the next dataset; None: there is none within so many seconds."""
@@ -125,79 +164,26 @@ class Feed:
     def admit(self, data: Data, sgd_steps: int) -> Tensor:
         """Decide which rows of a dataset are trained on, after so many SGD steps; return how old they are, in these.
 
-        The dataset is on the CPU, and is changed in place.
+        Those are left out that too old a policy acted, or one that was replaced. The rewards are scaled. The dataset is
+        on the CPU, and is changed in place.
         """
-        raise NotImplementedError
-
-    def split(self, generator: torch.Generator) -> list[Tensor] | list[slice]:
-        """Divide a dataset into minibatches; return the places of their trajectories, [B] int64 or slices."""
-        raise NotImplementedError
-
-    def statistics(self) -> dict[str, float]:
-        """Describe what is kept, for the records."""
-        return {}
-
-    def free_slots(self, slots: Sequence[int]) -> None:
-        """Give slots back to their rollout workers."""
-        self.slot_place[list(slots)] = WITH_WORKER
-        for worker, own in itertools.groupby(slots, self.buffers.worker_of_slot):
-            self.buffers.worker_inboxes[worker].put((SLOTS, *own))
-
-
-class Fifo(Feed):
-    """Hands out every trajectory once. The batcher copies it from its slot, which is free again at once.
-
-    In turns (--async_rl=False) all slots are free again together, when every one is copied and nothing is being trained
-    on: nothing is sampled meanwhile. A dataset of a whole number of trajectories of every agent has no policy lag.
-    """
-
-    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, *, pinned: bool,
-                 deliver: Callable[[Dataset], None] | None = None) -> None:
-        super().__init__(cfg, buffers, policy, deliver)
-        self.filling, self.spare = (Dataset(self.specs, cfg.trajectories_per_dataset, pinned=pinned) for _ in range(2))
-        self.num_filled = 0  # trajectories
-        self.held: list[int] = []  # in turns: slots that are copied, but not free yet
-
-    @property
-    def num_wanted(self) -> int:
-        return self.cfg.trajectories_per_dataset - self.num_filled
-
-    def insert(self, kind: int, *slots: int) -> None:
-        """Copy trajectories into the dataset that is being filled; hand it over whenever it is complete, and wait."""
-        while slots and not self.buffers.stopping:
-            fitting, slots = slots[: self.num_wanted], slots[self.num_wanted :]
-            self.copy(fitting)
-            if self.cfg.async_rl:
-                self.free_slots(fitting)
-            else:
-                self.held += fitting
-            if not self.num_wanted:
-                self.deliver(self.filling)
-                self.filling, self.num_filled = self.returned.get(), 0  # back-pressure
-            if len(self.held) == self.buffers.num_slots:
-                self.free_slots(sorted(self.held))
-                self.held.clear()
-
-    def copy(self, slots: Sequence[int]) -> None:
-        """Copy trajectories into the dataset that is being filled."""
-        begin = self.num_filled
-        index = torch.tensor(slots)
-        for name, tensor in self.filling.tensors.items():
-            torch.index_select(self.trajectories[name], 0, index, out=tensor[begin : begin + len(slots)])
-        self.num_filled += len(slots)
-
-    def admit(self, data: Data, sgd_steps: int) -> Tensor:
-        """Scale the rewards, and leave out what too old a policy acted, or one that was replaced."""
         lag = sgd_steps - data["policy_version"]
         data["valid"] &= lag <= self.cfg.max_policy_lag  # in place: from where it lies a GPU copies it without a wait
         data["valid"] &= data["policy_version"] >= self.buffers.first_version[self.policy]
         data["rewards"].copy_(scale_rewards(self.cfg, data["rewards"]))
         return lag
 
-    def split(self, generator: torch.Generator) -> list[Tensor]:
-        """Draw the minibatches of an epoch at random."""
+    def split(self, generator: torch.Generator) -> list[Tensor] | list[slice]:
+        """Divide a dataset into the minibatches of an epoch, at random; return the places of their trajectories.
+
+        Each is [B] int64, or a slice.
+        """
         order = torch.randperm(self.cfg.trajectories_per_dataset, generator=generator)
-        return list(order.split(self.cfg.trajectories_per_minibatch))
+        return list(order.split(self.cfg.batch_size // self.cfg.rollout))
+
+    def statistics(self) -> dict[str, float]:
+        """Describe what is kept, for the records."""
+        return {}
 
 
 def cut(trajectories: Data, length: int) -> list[Data]:

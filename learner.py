@@ -11,7 +11,6 @@ statistic. Read next: `algorithm.py`.
 
 import copy
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,10 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Loss, MaskedMean, summarize
+from algorithm import Algorithm, Loss, MaskedMean, Outputs, summarize
 from algorithms import algorithm_class
 from config import Config, tunable
-from envs.flat_spaces import obs_dtype
 from feed import Data, cut, select
 from model import Joined
 from normalizers import hold_units
@@ -34,7 +32,7 @@ from runtime.machine import body_dtype, prepare
 from runtime.processes import SAVES
 from runtime.several import DECISIONS, SGD_STEPS, make_reducer
 from runtime.utils import SHUFFLE, UserError, derive_seed, this_rank
-from shared_buffers import FINISH, LOAD, SAVE, SAVE_BEST, SAVE_MILESTONE, STOP, SharedBuffers
+from shared_buffers import FINISH, LOAD, SAVE, SAVE_BEST, SAVE_MILESTONE, SharedBuffers
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
@@ -49,7 +47,7 @@ class Learner:
         ("feed.next", "wait for a dataset"), ("feed.inbox.get", "wait for trajectories"),
         ("feed.returned.get", "wait for the learner"), ("feed.copy", "batch"), ("evaluate_part", "forward"),
         ("loss", "loss"), ("descend", "backward"), ("reducer.step", "optimizer step"), ("sgd_step", "SGD"),
-        ("update_normalizers", "normalizers"), ("state.publish", "publish"), ("save", "save"))
+        ("update_normalizers", "normalizers"), ("weights.publish", "publish"), ("save", "save"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,
                  resume_from: Path | None, report: Callable[[tuple], None]) -> None:
@@ -59,8 +57,8 @@ class Learner:
         All move the statistics of the returns, but only the first one's are published.
 
         report(("trained", policy, {name: number})) is called after each dataset, report(("saved", policy, reason, name,
-        seconds)) or report(("unsaved", policy, reason, why)) after each file; in answer to LOAD and FINISH:
-        report(("loaded", policy, donor)) and report(("finished", policy, learner, number)).
+        seconds)) or report(("unsaved", policy, reason, why)) after each file, report(("loaded", policy, donor)) after a
+        LOAD, report(("answered", (policy, learner, command, index))) after each command.
         """
         self.cfg = cfg
         self.buffers = buffers
@@ -69,31 +67,35 @@ class Learner:
         self.device = device
         self.report = report
         self.is_first = learner == 0
-        self.commands = buffers.policies[policy].commands[learner]
-        self.algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
+        self.algorithm: Algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
         if this_rank().world_size > 1 and (cfg.roles or self.algorithm.update is not None):
             raise UserError(f"--algo={cfg.algo} cannot be used with several ranks: it takes its SGD steps itself")
-        self.state = TrainingState(cfg, buffers, policy, learner, self.algorithm, device)
-        self.model, self.reducer = self.state.model, self.state.reducer
+        own, obs_and_actions = buffers.policies[policy], buffers.spaces_of(policy)
+        self.weights, self.commands = own.weights, own.commands[learner]
+        self.model = self.algorithm.make_model(*obs_and_actions).to(device)
+        self.model.arithmetic = body_dtype(cfg.precision, device, obs_and_actions[0])
+        self.weights.refresh(self.model)
+        self.reducer = make_reducer(own.shared_training, learner, buffers.store_prefix, cfg.stall_timeout_sec)
+        self.optimizer = self.reducer.make_optimizer(self.model, self.algorithm.make_optimizer)
+        self.sampled_before = buffers.count_sampled(policy, slice(-1, None))  # in earlier starts of the run
+        self.has_ended = False  # no rank begins another dataset
         prepare(self.model, tf32=cfg.tf32, torch_compile=cfg.torch_compile)
-        obs_space, _ = buffers.spaces_of(policy)
-        self.obs_names = [f"obs/{name}" for name in obs_space]
-        num_bytes = sum(math.prod(space.shape) * obs_dtype(space).itemsize for space in obs_space.values())
-        self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / num_bytes))
         self.num_threads = 1 if cfg.serial_mode or cfg.torch_compile or device.type != "cpu" else cfg.learner_threads
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
         self.priorities: Tensor | None = None  # of the last minibatch, where the algorithm has some
-        self.finishing = 0  # the number of the FINISH command that waits for its answer
-        self.feed = self.algorithm.make_feed(buffers, policy, learner, pinned=device.type != "cpu",
-                                             deliver=self.train_on_dataset if cfg.serial_mode else None)
+        self.num_finishing = 0  # FINISH commands that wait for their answers
+        self.feed = self.algorithm.make_feed(buffers, policy, learner)
+        if cfg.serial_mode:
+            self.feed.deliver = self.train_on_dataset
+        self.obs_names = [name for name in self.feed.specs if name.startswith("obs/")]
+        num_bytes = sum(self.feed.trajectories[name][0, 0].nbytes for name in self.obs_names)  # of an observation
+        self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / num_bytes))
         self.configure()
-        saved: dict[str, Any] = {}
         if buffers.restarts:
-            saved = checkpoint.last_saved(cfg.run_dir, policy, **buffers.counts(policy))
-        elif resume_from is not None:
-            saved = checkpoint.load_checkpoint(resume_from)
-        self.state.load_state_dict(saved)
+            restore(self, checkpoint.last_saved(cfg.run_dir, policy, **buffers.counts(policy)))
+        else:
+            restore(self, checkpoint.load_checkpoint(resume_from) if resume_from else {})
         self.snapshot_period = -1  # in which the last snapshot was taken
         self.take_snapshot()
 
@@ -108,7 +110,7 @@ class Learner:
             if dataset is not None:
                 self.train_on_dataset(dataset)
             elif self.buffers.training_over:
-                self.state.agree()
+                agree(self)
             else:
                 self.answer_finish()
 
@@ -122,46 +124,70 @@ class Learner:
         """Act on the commands that are there; return False when told to stop."""
         if self.commands.empty():
             return True
-        commands = self.commands.get()
         if self.buffers.training_over:  # first, so that all ranks save the same
-            self.state.agree()
-        for command, index in commands:
-            if command == STOP:
-                return False
-            if command == SAVE:
-                self.save(index)
-            elif command == LOAD:
-                self.load(index)
-            elif command == FINISH:
-                self.finishing = index
-            else:  # CONFIGURE
-                self.configure()
-        return True
+            agree(self)
+        return self.commands.serve(self.obey)
+
+    def obey(self, command: int, index: int) -> None:
+        """Act on a command and answer it, FINISH later."""
+        if command == FINISH:
+            self.num_finishing += 1
+            return
+        if command == SAVE:
+            self.save(index)
+        elif command == LOAD:
+            self.load(index)
+        else:  # CONFIGURE
+            self.configure()
+        self.report(("answered", (self.policy, self.number, command, index)))
 
     def answer_finish(self) -> None:
-        """Answer a FINISH command as soon as there is nothing left to train on; publish what all learners have done."""
-        if self.finishing and self.feed.is_idle():
+        """Answer FINISH commands as soon as there is nothing left to train on; publish what all learners have done."""
+        if self.num_finishing and self.feed.is_idle():
             if self.is_first and len(self.cfg.learners) > 1:
-                self.state.take_over()
-                self.state.publish()
-            self.report(("finished", self.policy, self.number, self.finishing))
-            self.finishing = 0
+                self.take_over()
+                self.weights.publish(self.model, self.sgd_steps)
+            for _ in range(self.num_finishing):  # several, where a signal has interrupted
+                self.report(("answered", (self.policy, self.number, FINISH, 0)))
+            self.num_finishing = 0
 
     def configure(self) -> None:
-        """Use the policy's settings of now: a population's, or changed between calls of train()."""
+        """Use the policy's settings of now: a population's, or changed between calls of train(); note them."""
         settings = dict(zip(tunable(self.cfg), self.buffers.settings[self.policy].tolist(), strict=True))
-        self.cfg = self.algorithm.cfg = dataclasses.replace(self.cfg, **settings)
-        self.state.configure(self.cfg)
+        cfg = dataclasses.replace(self.cfg, **settings)
+        self.place_in_population = self.buffers.place_in_population(cfg, self.policy)
+        self.sampled = self.buffers.count_sampled(self.policy)  # until the dataset that is trained on
+        if cfg.learning_rate != self.cfg.learning_rate:
+            self.learning_rate = scheduled_rate(cfg, int(self.sampled[0]))
+        self.cfg = self.algorithm.cfg = cfg
+
+    def take_over(self) -> None:
+        """Take over what other learners have done to the same weights."""
+        if not self.is_first:
+            self.weights.refresh(self.model)  # for the first learner's statistics of observations and returns
+        self.reducer.take_over()
+        self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 0)
+        self.decisions_trained = self.reducer.count(DECISIONS, self.decisions_trained, 0)
 
     def load(self, donor: int) -> None:
-        """Take over another policy's newest checkpoint, or what the user gave where the donor is this policy itself."""
+        """Take over another policy's newest checkpoint, or what the user gave where the donor is this policy itself.
+
+        From their version on experience counts: nobody learns any more from the actions of the former weights. The
+        counters and the learning rate stay this policy's own. Raises `UserError` when the weights do not fit.
+        """
         if donor == self.policy:
             path = checkpoint.policy_dir(self.cfg.run_dir, donor) / checkpoint.GIVEN
             state = checkpoint.load_checkpoint(path)
         else:
             path, state, _ = checkpoint.load_newest(self.cfg.run_dir, donor)
         if state is not None:
-            self.state.begin_with(state, path)
+            self.take_over()
+            checkpoint.load_weights(self.model, state, path, self.cfg.algo)
+            load_optimizer(self.optimizer, state)
+            self.reducer.hand_over()
+            self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 1)
+            self.buffers.first_version[self.policy] = self.sgd_steps  # before it is there: it is another's
+            self.weights.publish(self.model, self.sgd_steps)
         self.report(("loaded", self.policy, donor))
 
     def save(self, reason: int) -> None:
@@ -173,7 +199,7 @@ class Learner:
         self.commands.beat(SAVES)
         started = time.monotonic()
         folder = checkpoint.policy_dir(self.cfg.run_dir, self.policy)
-        state = self.state.state_dict()
+        state = training_state(self)
         name = checkpoint.checkpoint_name("milestone" if reason == SAVE_MILESTONE else "checkpoint", state)
         if reason == SAVE_BEST:
             name = checkpoint.BEST
@@ -190,66 +216,62 @@ class Learner:
 
     def take_snapshot(self) -> None:
         """Keep the weights as an opponent for self-play, at the start and then one in each period of decisions."""
-        period = int(self.state.sampled[1]) // self.cfg.self_play_snapshot_every_env_steps
+        period = int(self.sampled[1]) // self.cfg.self_play_snapshot_every_env_steps
         if self.is_first and self.cfg.self_play_past_fraction and period != self.snapshot_period:
             self.snapshot_period = period
-            self.state.weights.add_snapshot(self.model, self.state.sgd_steps)
+            self.weights.add_snapshot(self.model, self.sgd_steps)
 
     # ---- training ------------------------------------------------------------------------------------------------
 
     def train_on_dataset(self, dataset: Any) -> None:
         """Take all SGD steps on a dataset, unless all ranks end or none has a valid row; then give it back."""
-        lag = self.choose_rows(dataset) if self.state.agree() else None
-        if lag is None:
-            self.feed.allow_next()
-        else:
+        num_valid = 0
+        if agree(self):
+            self.take_over()
+            lag = self.feed.admit(dataset.tensors, self.sgd_steps)
+            num_valid = int(self.reducer.sum(dataset.tensors["valid"].sum()))
+            self.decisions_trained = self.reducer.count(DECISIONS, self.decisions_trained, num_valid)
+            self.buffers.decisions_trained[self.policy] = self.decisions_trained
+        if num_valid:
             self.take_sgd_steps(dataset, lag)
+        else:
+            self.feed.allow_next()
         self.feed.release(dataset)
 
-    def choose_rows(self, dataset: Any) -> Tensor | None:
-        """Leave out rows that are not trained on; return the lag of each in SGD steps, None if no rank has any left."""
-        state = self.state
-        state.take_over()
-        lag = self.feed.admit(dataset.tensors, state.sgd_steps)
-        num_valid = int(self.reducer.sum(dataset.tensors["valid"].sum()))
-        state.decisions_trained = self.reducer.count(DECISIONS, state.decisions_trained, num_valid)
-        self.buffers.decisions_trained[self.policy] = state.decisions_trained
-        return lag if num_valid else None
-
     def take_sgd_steps(self, dataset: Any, lag: Tensor) -> None:
-        """Run all epochs over a dataset; publish the weights, report."""
-        cfg, state = self.cfg, self.state
-        data = self.prepare(dataset)
+        """Run all epochs over a dataset; publish the weights, report. lag: of each row, in SGD steps."""
+        cfg, data = self.cfg, self.prepare(dataset)
         hold_units(self.model, hold=True)
         minibatches = [rows if isinstance(rows, slice) else rows.to(self.device, non_blocking=True)
                        for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)]
         stats = []
         for step, rows in enumerate(minibatches, 1):
-            last = self.reducer.any(step == len(minibatches) or bool(self.buffers.stopping))
+            is_over = step == len(minibatches) or bool(self.buffers.stopping)
+            last = bool(self.reducer.sum(torch.tensor(int(is_over))))  # on any rank
             if last:
                 self.feed.allow_next()
             stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in data.items()}))
             if self.priorities is not None:
                 dataset.set_priorities(rows, self.priorities.cpu())
             if step % cfg.num_batches_per_epoch == 0:
-                state.learning_rate = next_learning_rate(cfg, state.learning_rate, int(state.sampled[0]),
-                                                         stats[-cfg.num_batches_per_epoch:])
+                self.learning_rate = next_learning_rate(cfg, self.learning_rate, int(self.sampled[0]),
+                                                        stats[-cfg.num_batches_per_epoch:])
             if last and self.is_first:  # within a dataset all its observations are normalized alike
                 self.update_normalizers(data, dataset.tensors["valid"])
             if self.is_first and (last or (cfg.async_rl and self.algorithm.datasets_at_once == 1)):
-                state.publish(wait=False)
+                self.weights.publish(self.model, self.sgd_steps, wait=False)
             if last:
                 break
         hold_units(self.model, hold=False)
         self.take_snapshot()
         summary = summarize(stats, self.model)
-        state.weights.finish_publishing()
-        self.report(("trained", self.policy, self.describe(summary, lag, dataset.tensors["valid"])))
+        self.weights.finish_publishing()
+        self.report(("trained", self.policy, describe(self, summary, lag, dataset.tensors["valid"])))
 
     def prepare(self, dataset: Any) -> Data:
         """Copy a dataset to the device; add what the algorithm computes once for all its SGD steps."""
         data = {name: tensor.to(self.device, non_blocking=True) for name, tensor in dataset.tensors.items()}
-        self.algorithm.env_steps = int(self.state.sampled[0])
+        self.algorithm.env_steps = int(self.sampled[0])
         with torch.no_grad():
             data |= self.algorithm.prepare(self.model, data, self.evaluate)
         if self.cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
@@ -261,8 +283,8 @@ class Learner:
         """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
         self.commands.beat()
         self.buffers.sgd_steps_begun[self.policy] += 1
-        for group in self.state.optimizer.param_groups:
-            group["lr"] = self.state.learning_rate
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
         data = {name: tensor.transpose(0, 1) for name, tensor in minibatch.items()}  # [T(+1), B, ...]
         if self.algorithm.update is None:
             loss = self.loss(self.unroll(minibatch), data)
@@ -273,11 +295,11 @@ class Learner:
             stats = self.algorithm.update(self.model, data, lambda loss, parameters:
                                           norms.append(self.descend(loss, parameters)))
             norm = torch.stack(norms).norm()
-        self.state.sgd_steps = self.reducer.count(SGD_STEPS, self.state.sgd_steps, 1)
-        self.algorithm.after_sgd_step(self.model, self.state.sgd_steps)
+        self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 1)
+        self.algorithm.after_sgd_step(self.model, self.sgd_steps)
         return {name: torch.as_tensor(value).detach() for name, value in stats.items()} | {"grad_norm": norm}
 
-    def loss(self, outputs: tuple[Tensor, ...], data: Data) -> Loss:
+    def loss(self, outputs: Outputs, data: Data) -> Loss:
         """Compute the loss of a minibatch [T(+1), B, ...] from what the network says of it, [T+1, B, ...]."""
         with torch.no_grad():
             data = data | self.algorithm.targets(self.model, outputs, data)
@@ -287,20 +309,20 @@ class Learner:
         """Take a step that lowers a loss, of these parameters alone if some are given; return its gradient's norm."""
         self.model.zero_grad(set_to_none=True)
         loss.backward(inputs=None if parameters is None else list(parameters))
-        return self.reducer.step(self.state.optimizer, self.cfg.max_grad_norm or math.inf)
+        return self.reducer.step(self.optimizer, self.cfg.max_grad_norm or math.inf)
 
     # ---- the network ---------------------------------------------------------------------------------------------
 
-    def unroll(self, minibatch: Data) -> tuple[Tensor, ...]:
+    def unroll(self, minibatch: Data) -> Outputs:
         """Evaluate trajectories [B, T+1, ...]; return what the algorithm needs, [T+1, B, ...], with gradient."""
         names = (*self.obs_names, "rnn_states", "new_episode", *self.algorithm.inputs)
-        length = self.cfg.bptt_steps if self.model.state_size else 1
+        length = (self.cfg.recurrence or self.cfg.rollout) if self.model.state_size else 1
         groups = map(self.evaluate, cut({name: minibatch[name] for name in names}, length))
         size = len(minibatch["valid"])
         return tuple(torch.cat([rows.reshape(size, -1, *rows.shape[2:]) for rows in of_groups], 1).transpose(0, 1)
                      for of_groups in zip(*groups, strict=True))
 
-    def evaluate(self, sequences: Data, function: Callable[..., tuple] | None = None) -> tuple[Tensor, ...]:
+    def evaluate(self, sequences: Data, function: Callable[..., tuple] | None = None) -> Outputs:
         """Ask the network about sequences {name: [N, L, ...]}; return what `Algorithm.evaluate` says, [N, L, ...].
 
         function: another one with the same arguments.
@@ -311,14 +333,13 @@ class Learner:
         size = math.ceil(shape[0] / num_parts)
         parts = [{name: tensor[start : start + size] for name, tensor in sequences.items()}
                  for start in range(0, shape[0], size)]
-        evaluate = functools.partial(self.evaluate_part, function=function or self.algorithm.evaluate,
-                                     with_gradient=torch.is_grad_enabled())  # which each thread has for itself
-        outputs = list(self.map(evaluate, parts))
+        function, with_gradient = function or self.algorithm.evaluate, torch.is_grad_enabled()  # that is of a thread
+        outputs = list(self.map(lambda part: self.evaluate_part(part, function, with_gradient=with_gradient), parts))
         if len(outputs) > 1:
             outputs = [Joined.apply(torch.empty(0, requires_grad=True), self.map, outputs)]
         return tuple(rows.unflatten(0, shape) for rows in outputs[0])
 
-    def evaluate_part(self, part: Data, function: Callable[..., tuple], *, with_gradient: bool) -> tuple[Tensor, ...]:
+    def evaluate_part(self, part: Data, function: Callable[..., tuple], *, with_gradient: bool) -> Outputs:
         """Ask the network about some of the sequences, [n, L, ...]; the answers are [n * L, ...]."""
         obs = {name.removeprefix("obs/"): part[name].flatten(0, 1) for name in self.obs_names}
         more = (part[name].flatten(0, 1) for name in self.algorithm.inputs if name in part)
@@ -333,132 +354,83 @@ class Learner:
         Neighboring images are nearly equal: the others would add cost and little information. The sample is random
         since any regular choice would meet the episodes of some length always in the same steps. `valid` is on the CPU.
         """
-        trajectory, t = valid.nonzero(as_tuple=True)
+        rows = valid.nonzero() @ torch.tensor([data[self.obs_names[0]].shape[1], 1])  # trajectory * (T + 1) + t
         size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass) // self.algorithm.datasets_at_once
-        if len(t) > size:
-            chosen = torch.randperm(len(t), generator=self.shuffle)[:size]
-            trajectory, t = trajectory[chosen], t[chosen]
-        rows = (trajectory * data[self.obs_names[0]].shape[1] + t).to(self.device, non_blocking=True)
+        if len(rows) > size:
+            rows = rows[torch.randperm(len(rows), generator=self.shuffle)[:size]]
+        rows = rows.to(self.device, non_blocking=True)
         obs = {name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows) for name in self.obs_names}
         self.model.update_normalizers(obs, self.reducer)
 
-    def describe(self, summary: dict[str, float], lag: Tensor, valid: Tensor) -> dict[str, float]:
-        """Join what there is to say of a dataset; lag: of each row, in SGD steps, before the first of them."""
-        prefix = "" if self.is_first or not self.algorithm.role else f"{self.algorithm.role}_"
-        lag = lag[valid]
-        return {f"{prefix}{name}": value for name, value in (summary | self.feed.statistics()).items()} | {
-            "policy_lag_mean": float(lag.double().mean()) if len(lag) else 0.0,
-            "policy_lag_max": int(lag.max()) if len(lag) else 0,
-            "valid_fraction": float(valid.double().mean()),
-            "learning_rate": self.state.learning_rate,
-            "sgd_steps": self.state.sgd_steps,
-            "env_steps_trained": self.state.decisions_trained,
-        }
+
+def describe(learner: Learner, summary: dict[str, float], lag: Tensor, valid: Tensor) -> dict[str, float]:
+    """Join what there is to say of a dataset; lag: of each row, in SGD steps, before the first of them."""
+    prefix = "" if learner.is_first or not learner.algorithm.role else f"{learner.algorithm.role}_"
+    lag = lag[valid]
+    return {f"{prefix}{name}": value for name, value in (summary | learner.feed.statistics()).items()} | {
+        "policy_lag_mean": float(lag.double().mean()) if len(lag) else 0.0,
+        "policy_lag_max": int(lag.max()) if len(lag) else 0,
+        "valid_fraction": float(valid.double().mean()),
+        "learning_rate": learner.learning_rate,
+        "sgd_steps": learner.sgd_steps,
+        "env_steps_trained": learner.decisions_trained,
+    }
 
 
-class TrainingState:
-    """What a checkpoint holds of one policy: the model, its optimizer, the counters, the learning rate."""
+# ---- what a checkpoint holds -----------------------------------------------------------------------------------------
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, algorithm: Algorithm,
-                 device: torch.device) -> None:
-        """Begin with the published weights."""
-        self.cfg = cfg
-        self.buffers = buffers
-        self.policy = policy
-        self.is_first = learner == 0
-        own, obs_and_actions = buffers.policies[policy], buffers.spaces_of(policy)
-        self.weights = own.weights
-        self.model = algorithm.make_model(*obs_and_actions).to(device)
-        self.model.arithmetic = body_dtype(cfg.precision, device, obs_and_actions[0])
-        self.weights.refresh(self.model)
-        self.reducer = make_reducer(own.shared_training, learner, buffers.store_prefix, cfg.stall_timeout_sec)
-        self.optimizer = self.reducer.make_optimizer(self.model, algorithm.make_optimizer)
-        self.sgd_steps = self.decisions_trained = 0  # the former is also the version of the published weights
-        self.learning_rate = cfg.learning_rate
-        self.sampled_before = self.count_sampled(slice(-1, None))  # in earlier starts of the run
-        self.has_ended = False  # no rank begins another dataset
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that a checkpoint holds, of all learners of the policy; the model's tensors are the live ones."""
-        self.take_over()
-        return self.buffers.origin(self.cfg, self.policy) | {
-            "model": self.model.state_dict(), "sgd_steps": self.sgd_steps, "env_steps_trained": self.decisions_trained,
-            # a copy: another learner may change it while it is written, and its checksum would be wrong
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()) | {"class": type(self.optimizer).__name__},
-            "learning_rate": self.learning_rate, "initial_learning_rate": self.cfg.learning_rate,
-            "population": self.place_in_population}
+def training_state(learner: Learner) -> dict[str, Any]:
+    """Return all that a checkpoint holds, of all learners of the policy; the model's tensors are the live ones."""
+    learner.take_over()
+    return learner.buffers.origin(learner.cfg, learner.policy) | {
+        "model": learner.model.state_dict(),
+        "sgd_steps": learner.sgd_steps, "env_steps_trained": learner.decisions_trained,
+        # a copy: another learner may change it while it is written, and its checksum would be wrong
+        "optimizer": copy.deepcopy(learner.optimizer.state_dict()) | {"class": type(learner.optimizer).__name__},
+        "learning_rate": learner.learning_rate, "initial_learning_rate": learner.cfg.learning_rate,
+        "population": learner.place_in_population,
+    }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, or a part of it; the weights come from `SharedWeights`.
 
-        Settings stay those of the configuration, since the command line may have changed them.
-        """
-        self.sgd_steps = state.get("sgd_steps", 0)
-        self.decisions_trained = state.get("env_steps_trained", 0)
-        self.load_optimizer(state)
-        self.learning_rate = scheduled_rate(self.cfg, int(self.sampled[0]))
-        if self.cfg.lr_schedule != "constant" and state.get("initial_learning_rate") == self.cfg.learning_rate:
-            self.learning_rate = state["learning_rate"]
+def restore(learner: Learner, state: dict[str, Any]) -> None:
+    """Take over what `training_state` returned, or a part of it; the weights come from `SharedWeights`.
 
-    def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint's optimizer has learned, if it is of the same class, but not its settings."""
-        learned = copy.deepcopy(state.get("optimizer"))  # its tensors may lie in the file
-        if learned and learned.get("class", "Adam") == type(self.optimizer).__name__:
-            groups = self.optimizer.state_dict()["param_groups"]
-            self.optimizer.load_state_dict(learned | {"param_groups": groups})
+    Settings stay those of the configuration, since the command line may have changed them.
+    """
+    learner.sgd_steps = state.get("sgd_steps", 0)  # also the version of the published weights
+    learner.decisions_trained = state.get("env_steps_trained", 0)
+    load_optimizer(learner.optimizer, state)
+    learner.learning_rate = scheduled_rate(learner.cfg, int(learner.sampled[0]))
+    if learner.cfg.lr_schedule != "constant" and state.get("initial_learning_rate") == learner.cfg.learning_rate:
+        learner.learning_rate = state["learning_rate"]
 
-    def configure(self, cfg: Config) -> None:
-        """Use other settings, and note what the weights are learned with from now on."""
-        self.sampled = self.count_sampled()  # until the dataset that is trained on
-        self.place_in_population = self.buffers.place_in_population(cfg, self.policy)
-        if cfg.learning_rate != self.cfg.learning_rate:
-            self.learning_rate = scheduled_rate(cfg, int(self.sampled[0]))
-        self.cfg = cfg
 
-    def count_sampled(self, rows: slice = slice(None)) -> Tensor:
-        """Count env_steps, and decisions of the policy, sampled so far; in the last row are those sampled elsewhere."""
-        return torch.stack([self.buffers.env_steps[rows].sum(), self.buffers.policy_steps[rows, self.policy].sum()])
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take over what a checkpoint's optimizer has learned, if it is of the same class, but not its settings."""
+    learned = copy.deepcopy(state.get("optimizer"))  # its tensors may lie in the file
+    if learned and learned.get("class", "Adam") == type(optimizer).__name__:
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict(learned | {"param_groups": groups})
 
-    def agree(self) -> bool:
-        """Exchange with the other ranks what was sampled and whether one ends; return False when one does: all do."""
-        if self.has_ended:
-            return False
-        own = self.count_sampled(slice(-1))
-        news = torch.cat([torch.tensor([int(self.buffers.training_over), self.sgd_steps]), own])
-        ranks = torch.stack(self.reducer.gather(news))
-        assert (ranks[:, 1] == self.sgd_steps).all(), f"the ranks are apart: {ranks[:, 1].tolist()} SGD steps"
-        self.sampled = self.sampled_before + ranks[:, 2:].sum(0)
-        self.buffers.env_steps[-1], self.buffers.policy_steps[-1, self.policy] = self.sampled - own
-        self.has_ended = bool(ranks[:, 0].any())
-        if self.has_ended:
-            self.buffers.training_over.fill_(True)
-        return not self.has_ended
 
-    def take_over(self) -> None:
-        """Take over what other learners have done to the same weights."""
-        if not self.is_first:
-            self.weights.refresh(self.model)  # for the first learner's statistics of observations and returns
-        self.reducer.take_over()
-        self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 0)
-        self.decisions_trained = self.reducer.count(DECISIONS, self.decisions_trained, 0)
+# ---- several ranks ---------------------------------------------------------------------------------------------------
 
-    def begin_with(self, state: dict[str, Any], path: Path) -> None:
-        """Publish the weights of a checkpoint; from their version on experience counts.
 
-        The counters and the learning rate stay this policy's own. Nobody learns any more from the actions of its former
-        weights. Raises `UserError` when they do not fit.
-        """
-        self.take_over()
-        checkpoint.load_weights(self.model, state, path, self.cfg.algo)
-        self.load_optimizer(state)
-        self.reducer.hand_over()
-        self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 1)
-        self.buffers.first_version[self.policy] = self.sgd_steps  # before it is there: it is another's
-        self.publish()
-
-    def publish(self, *, wait: bool = True) -> None:
-        """Make the weights the newest ones; wait=False, on a GPU: as soon as it has copied them."""
-        self.weights.publish(self.model, self.sgd_steps, wait=wait)
+def agree(learner: Learner) -> bool:
+    """Exchange with the other ranks what was sampled and whether one ends; return False when one does: all do."""
+    if learner.has_ended:
+        return False
+    own = learner.buffers.count_sampled(learner.policy, slice(-1))
+    news = torch.cat([torch.tensor([int(learner.buffers.training_over), learner.sgd_steps]), own])
+    ranks = torch.stack(learner.reducer.gather(news))
+    assert (ranks[:, 1] == learner.sgd_steps).all(), f"the ranks are apart: {ranks[:, 1].tolist()} SGD steps"
+    learner.sampled = learner.sampled_before + ranks[:, 2:].sum(0)
+    learner.buffers.env_steps[-1], learner.buffers.policy_steps[-1, learner.policy] = learner.sampled - own
+    learner.has_ended = bool(ranks[:, 0].any())
+    if learner.has_ended:
+        learner.buffers.training_over.fill_(True)
+    return not learner.has_ended
 
 
 # ---- the learning rate -----------------------------------------------------------------------------------------------

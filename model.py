@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from config import Config
-from distributions import ActionDistribution, check_action_space, forbid
-from envs.flat_spaces import ACTION_MASK, action_leaves, is_channels_last, num_action_parameters, num_options
+from distributions import ActionDistribution, check_action_space, forbid, parameter_kinds
+from envs.flat_spaces import ACTION_MASK, Data, Leaves, is_channels_last, num_action_parameters
 from normalizers import ReturnNormalizer, RunningNormalizer, expanded_space, make_normalizers
 from runtime.several import ALONE, Reducer
 from runtime.utils import find_function
 
 
-def make_model(cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
+def make_model(cfg: Config, obs_space: Leaves, action_space: spaces.Space) -> nn.Module:
     """Make the model of a configuration: the user's own, or `ActorCritic`."""
     return (find_function("model", cfg.model) if cfg.model else ActorCritic)(cfg, obs_space, action_space)
 
@@ -39,7 +39,7 @@ class ActorCritic(nn.Module):
     takes the same arguments, and everything that is public here is used by the other components.
     """
 
-    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> None:
+    def __init__(self, cfg: Config, obs_space: Leaves, action_space: spaces.Space) -> None:
         super().__init__()
         check_action_space(cfg, action_space)
         self.arithmetic = torch.float32  # of the encoder
@@ -54,30 +54,27 @@ class ActorCritic(nn.Module):
         initialize(self.value_head, cfg.policy_init_gain)
         initialize(self.policy_head, 0.01)  # an almost uniform first policy
         is_log_std, is_logit = parameter_kinds(action_space)
-        with torch.no_grad():
-            self.policy_head.bias[is_log_std] = math.log(cfg.initial_stddev)
+        self.policy_head.bias.data[is_log_std] = math.log(cfg.initial_stddev)
         # parameters that do not depend on the observation: their bias is what is learned
         self.has_constants = bool(is_log_std.any()) and not cfg.adaptive_stddev
         self.register_buffer("constant", is_log_std, persistent=False)
         self.register_buffer("maskable", is_logit.nonzero()[:, 0], persistent=False)
 
-    def make_body(self, cfg: Config, obs_space: dict[str, spaces.Box]) -> None:
+    def make_body(self, cfg: Config, obs_space: Leaves) -> None:
         """Make `encoder` and `core`, the parts between the normalizers and the heads."""
         make_encoder = find_function("encoder", cfg.encoder) if cfg.encoder else LeafEncoders
         self.encoder = make_encoder(cfg, obs_space)
-        make_core = RecurrentCore if cfg.use_rnn else FeedForwardCore
-        if cfg.core:
-            make_core = find_function("core", cfg.core)
+        default_core = RecurrentCore if cfg.use_rnn else FeedForwardCore
+        make_core = find_function("core", cfg.core) if cfg.core else default_core
         self.core = make_core(cfg, self.encoder.out_size)
 
-    def normalize(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def normalize(self, obs: Data) -> Data:
         """Normalize raw observations [B, ...] into the arithmetic of the encoder; an action mask stays as it is."""
         normalized = {name: normalizer(obs[name], self.arithmetic)
                       for name, normalizer in zip(self.leaves, self.normalizers, strict=True)}
         return normalized | {name: mask for name, mask in obs.items() if name == ACTION_MASK}
 
-    def forward(self, normalized: dict[str, Tensor], rnn_states: Tensor,
-                new_episode: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, normalized: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Evaluate B sequences of L steps.
 
         Args:
@@ -90,7 +87,7 @@ class ActorCritic(nn.Module):
             hidden states after the last step [B, state_size]; float32.
         """
         features = self.encoder(normalized)
-        with in_float32(features.device):
+        with torch.autocast(features.device.type, enabled=False):  # in float32, whatever the encoder does
             features, rnn_states = self.core(features.float().unflatten(0, new_episode.shape), rnn_states, new_episode)
             features = features.flatten(0, 1)
             parameters = self.policy_head(features)
@@ -100,7 +97,7 @@ class ActorCritic(nn.Module):
                 parameters = forbid(parameters, normalized[ACTION_MASK].bool(), self.maskable)
             return parameters, self.values(features, normalized), rnn_states
 
-    def values(self, features: Tensor, normalized: dict[str, Tensor]) -> Tensor:
+    def values(self, features: Tensor, normalized: Data) -> Tensor:
         """Compute the normalized values [B] of the core's outputs [B, out_size] (for the observations [B, ...])."""
         return self.value_head(features).squeeze(-1)
 
@@ -108,33 +105,16 @@ class ActorCritic(nn.Module):
         """Make the action distribution of parameters [..., D]."""
         return ActionDistribution(self.action_space, parameters, squash=self.squash)
 
-    def update_normalizers(self, obs: dict[str, Tensor], reducer: Reducer = ALONE) -> None:
+    def update_normalizers(self, obs: Data, reducer: Reducer = ALONE) -> None:
         """Move the running statistics by raw observations [B, ...], and those of the other ranks."""
         for name, normalizer in zip(self.leaves, self.normalizers, strict=True):
             if isinstance(normalizer, RunningNormalizer):
                 normalizer.update(obs[name], reducer)
 
-    def body_to(self, dtype: torch.dtype) -> "ActorCritic":
+    def body_to(self, dtype: torch.dtype) -> None:
         """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""
         self.encoder.to(dtype)
         self.arithmetic = dtype
-        return self
-
-
-def parameter_kinds(space: spaces.Space) -> tuple[Tensor, Tensor]:
-    """Return which parameters of a distribution are log standard deviations and which logits of choices, [D] bool."""
-    is_log_std, is_logit = [], []
-    for leaf in action_leaves(space).values():
-        size = num_action_parameters(leaf)
-        num_log_stds = size // 2 if isinstance(leaf, spaces.Box) else 0
-        is_log_std += [False] * (size - num_log_stds) + [True] * num_log_stds
-        is_logit += [bool(num_options(leaf))] * size
-    return torch.tensor(is_log_std), torch.tensor(is_logit)
-
-
-def in_float32(device: torch.device) -> torch.autocast:
-    """Return a context in which everything is computed in float32, whatever the encoder does."""
-    return torch.autocast(device.type, enabled=False)
 
 
 def initialize(module: nn.Module, gain: float) -> None:
@@ -161,7 +141,7 @@ def initialize(module: nn.Module, gain: float) -> None:
 class LeafEncoders(nn.Module):
     """The default encoder: one for each leaf, their outputs concatenated."""
 
-    def __init__(self, cfg: Config, obs_space: dict[str, spaces.Box]) -> None:
+    def __init__(self, cfg: Config, obs_space: Leaves) -> None:
         super().__init__()
         self.names = list(obs_space)
         shapes = [space.shape for space in obs_space.values()]
@@ -171,7 +151,7 @@ class LeafEncoders(nn.Module):
         self.out_size = sum(encoder.out_size for encoder in self.encoders)
         initialize(self, cfg.policy_init_gain)
 
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+    def forward(self, obs: Data) -> Tensor:
         features = [encoder(obs[name]) for name, encoder in zip(self.names, self.encoders, strict=True)]
         return torch.cat(features, -1) if len(features) > 1 else features[0]
 
@@ -194,38 +174,34 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], cfg: Config, num_images: int = 1) -> None:
         super().__init__()
-        self.channels_last = is_channels_last(shape)
-        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
+        self.channel_axis = -1 if is_channels_last(shape) else 1
+        channels, height, width = (shape[2], *shape[:2]) if self.channel_axis == -1 else shape
         nonlinearity = NONLINEARITIES[cfg.nonlinearity]
         architecture = cfg.encoder_conv_architecture
-        make = residual_convolutions if architecture == "resnet_impala" else convolutions
         layers = ARCHITECTURES.get(architecture) or fitting_layers(height, width, num_images)
-        self.convolutions = make(layers, channels, nonlinearity)
-        with torch.no_grad():
-            num_features = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        self.convolutions = convolutions(layers, channels, nonlinearity, residual=architecture == "resnet_impala")
+        num_features = self.convolutions(torch.zeros(1, channels, height, width)).numel()
         sizes = (num_features, *cfg.encoder_conv_mlp_layers)
         self.mlp = mlp(sizes, nonlinearity)
         self.out_size = sizes[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        if not self.channels_last:
-            return self.mlp(self.convolutions(images).flatten(1))
         # the memory stays as it is throughout, so that nothing is copied
-        return self.mlp(self.convolutions(images.movedim(-1, 1)).movedim(1, -1).flatten(1))
+        features = self.convolutions(images.movedim(self.channel_axis, 1)).movedim(1, self.channel_axis)
+        return self.mlp(features.flatten(1))
 
 
 Axes = int | tuple[int, int]  # height and width, or one number for both
-Layer = tuple[int, Axes, Axes, Axes]  # filters, size, stride, padding
+Layer = tuple[Axes, ...]  # filters, size, stride, and padding if there is some
 
 # The Nature CNN (doi:10.1038/nature14236); the smaller one of A3C (arXiv 1602.01783), a third of the arithmetic; Sample
 # Factory's; a small one; and the pooling of IMPALA's residual network (arXiv 1802.01561).
 ARCHITECTURES: dict[str, list[Layer]] = {
-    "convnet_atari": [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)],
-    "convnet_a3c": [(16, 8, 4, 0), (32, 4, 2, 0)],
-    "convnet_simple": [(32, 8, 4, 0), (64, 4, 2, 0), (128, 3, 2, 0)],
-    "convnet_small": [(16, 2, 1, 0), (32, 2, 1, 0), (64, 2, 1, 0)],
-    "resnet_impala": [(16, 3, 2, 1), (32, 3, 2, 1), (32, 3, 2, 1)],
-}
+    "convnet_atari": [(32, 8, 4), (64, 4, 2), (64, 3, 1)],
+    "convnet_a3c": [(16, 8, 4), (32, 4, 2)],
+    "convnet_simple": [(32, 8, 4), (64, 4, 2), (128, 3, 2)],
+    "convnet_small": [(16, 2, 1), (32, 2, 1), (64, 2, 1)],
+    "resnet_impala": [(16, 3, 2, 1), (32, 3, 2, 1), (32, 3, 2, 1)]}
 # of the architecture auto: the most cells along an axis at the end; of each layer; size and padding for each stride
 LONGEST, FILTERS, WINDOWS = 12, 32, {1: (3, 1), 2: (4, 1), 4: (8, 2)}
 
@@ -254,23 +230,21 @@ def divisor(axis: int, longest: int) -> int:
     return 2 if axis > longest else 1
 
 
-def convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
-    """Make the convolutional part of an image encoder, [B, C, H, W] -> [B, C', H', W']."""
+def convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module],
+                 *, residual: bool = False) -> nn.Sequential:
+    """Make the convolutional part of an image encoder, [B, C, H, W] -> [B, C', H', W'].
+
+    residual: the network of IMPALA, which pools with its layers.
+    """
     modules: list[nn.Module] = []
     for filters, *window in layers:
-        modules += [nn.Conv2d(channels, filters, *window), nonlinearity()]
+        if residual:
+            modules += [nn.Conv2d(channels, filters, 3, padding=1), nn.MaxPool2d(*window),
+                        ResidualBlock(filters, nonlinearity), ResidualBlock(filters, nonlinearity)]
+        else:
+            modules += [nn.Conv2d(channels, filters, *window), nonlinearity()]
         channels = filters
-    return nn.Sequential(*modules)
-
-
-def residual_convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module]) -> nn.Sequential:
-    """Make the residual network of IMPALA, which pools with its layers."""
-    modules: list[nn.Module] = []
-    for filters, *window in layers:
-        modules += [nn.Conv2d(channels, filters, 3, padding=1), nn.MaxPool2d(*window),
-                    ResidualBlock(filters, nonlinearity), ResidualBlock(filters, nonlinearity)]
-        channels = filters
-    return nn.Sequential(*modules, nonlinearity())
+    return nn.Sequential(*modules, nonlinearity()) if residual else nn.Sequential(*modules)
 
 
 class ResidualBlock(nn.Module):
@@ -345,10 +319,9 @@ class RecurrentCore(nn.Module):
 
     def __init__(self, cfg: Config, in_size: int) -> None:
         super().__init__()
-        kind = {"gru": nn.GRU, "lstm": nn.LSTM}[cfg.rnn_type]
-        self.rnn = kind(in_size, cfg.rnn_size, cfg.rnn_num_layers, batch_first=True)
         self.is_lstm = cfg.rnn_type == "lstm"
-        self.num_layers = cfg.rnn_num_layers
+        kind = nn.LSTM if self.is_lstm else nn.GRU
+        self.rnn = kind(in_size, cfg.rnn_size, cfg.rnn_num_layers, batch_first=True)
         self.out_size = cfg.rnn_size
         self.state_size = cfg.rnn_num_layers * cfg.rnn_size * (2 if self.is_lstm else 1)
         initialize(self, cfg.policy_init_gain)
@@ -370,16 +343,13 @@ class RecurrentCore(nn.Module):
         outputs = []
         for begin, end in itertools.pairwise(cuts):
             rnn_states = rnn_states.masked_fill(new_episode[:, begin, None], 0.0)
-            output, rnn_states = self._run(features[:, begin:end], rnn_states)
+            state = rnn_states.unflatten(1, (self.rnn.num_layers, -1)).transpose(0, 1).contiguous()  # [layers, B, ...]
+            state = tuple(half.contiguous() for half in state.chunk(2, -1)) if self.is_lstm else state
+            output, state = self.rnn(features[:, begin:end], state)
+            state = torch.cat(state, -1) if self.is_lstm else state
+            rnn_states = state.transpose(0, 1).flatten(1)
             outputs.append(output)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), rnn_states
-
-    def _run(self, features: Tensor, rnn_states: Tensor) -> tuple[Tensor, Tensor]:
-        state = rnn_states.unflatten(1, (self.num_layers, -1)).transpose(0, 1).contiguous()  # [layers, B, ...]
-        state = tuple(half.contiguous() for half in state.chunk(2, -1)) if self.is_lstm else state
-        output, state = self.rnn(features, state)
-        state = torch.cat(state, -1) if self.is_lstm else state
-        return output, state.transpose(0, 1).flatten(1)
 
 
 # ---- in parts, on a CPU ------------------------------------------------------------------------------------------

@@ -10,24 +10,22 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from config import Config
-from envs.flat_spaces import num_options
+from envs.flat_spaces import Leaves, num_options
 from runtime.several import ALONE, Reducer
 from runtime.utils import UserError
 from vtrace import backward_sum, discounts_of
 
 
-def make_normalizers(cfg: Config, leaves: dict[str, spaces.Space]) -> nn.ModuleList:
+def make_normalizers(cfg: Config, leaves: Leaves) -> nn.ModuleList:
     """Make the normalizer of each leaf; those of `--normalize_input_keys`, or else of all images and vectors, run.
 
     Raises `UserError` for a name that does not exist.
     """
     keys = set(map(str, cfg.normalize_input_keys))
     if unknown := keys - leaves.keys():
-        raise UserError(f"--normalize_input_keys: there is no observation '{min(unknown)}'; there are "
-                        + ", ".join(leaves))
+        raise UserError(f"--normalize_input_keys: no observation is called '{min(unknown)}', only {', '.join(leaves)}")
     keys = keys or {name for name, space in leaves.items() if isinstance(space, spaces.Box)}
-    running = keys if cfg.normalize_input else set()
-    return nn.ModuleList((RunningNormalizer if name in running else FixedNormalizer)(cfg, space)
+    return nn.ModuleList((RunningNormalizer if cfg.normalize_input and name in keys else FixedNormalizer)(cfg, space)
                          for name, space in leaves.items())
 
 
@@ -127,7 +125,7 @@ class RunningNormalizer(FixedNormalizer):
 
     def rows_at_once(self, obs: Tensor) -> int:
         """Return how many rows of [B, ...] are worked on together; on a GPU all."""
-        return max(1, self.CHUNK // self.mean.numel()) if obs.device.type == "cpu" else max(1, len(obs))
+        return max(1, self.CHUNK // self.mean.numel() if obs.device.type == "cpu" else len(obs))
 
     @torch.no_grad()
     def update(self, obs: Tensor, reducer: Reducer = ALONE) -> None:

@@ -19,13 +19,14 @@ Settings and reward shaping are flat dicts, {name: number}. `services/population
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from config import Config
-from envs.vector_env import EnvInfo
+from envs.vector_env import EnvInfo, VectorEnv
 from runtime.utils import MAPPING, UserError, derive_seed, find_function
 
 SHAPING_LIMITS = (1e-12, 1e12)  # of the absolute value
@@ -38,7 +39,7 @@ UNKNOWN = -1  # the kind of a policy that nobody has played yet
 # ---- who plays ---------------------------------------------------------------------------------------------------
 
 
-def assign_kinds(cfg: Config, info: EnvInfo) -> list[int]:
+def assign_kinds(cfg: Config, info: EnvInfo | VectorEnv) -> list[int]:
     """Return which kind of agents each policy plays, kinds being agents with the same spaces.
 
     They take turns; with a mapping of the user's, many draws of it show what it does. Raises `UserError` when a kind
@@ -50,13 +51,10 @@ def assign_kinds(cfg: Config, info: EnvInfo) -> list[int]:
             raise UserError(f"the agents have {num_kinds} different pairs of observation and action space, and each "
                             f"needs a policy of its own; set --num_policies={num_kinds}, or a multiple")
         return [policy % num_kinds for policy in range(num_policies)]
-    mapping = find_function("policy_mapping", cfg.policy_mapping)
     rng = np.random.default_rng(derive_seed(cfg.seed, MAPPING))
     kinds = [UNKNOWN] * num_policies
     for _ in range(NUM_PROBES):
-        policies = mapping(info.agents, num_policies, rng)
-        check_mapping(policies, info.agents, info.kind_of_agent, kinds)
-        for policy, kind in zip(policies, info.kind_of_agent, strict=True):
+        for policy, kind in zip(draw_mapped(cfg, info, kinds, rng), info.kind_of_agent, strict=True):
             kinds[policy] = kind
     if UNKNOWN in kinds:
         raise UserError(f"--policy_mapping never returned policy {kinds.index(UNKNOWN)} in {NUM_PROBES} draws; lower "
@@ -64,20 +62,24 @@ def assign_kinds(cfg: Config, info: EnvInfo) -> list[int]:
     return kinds
 
 
-def check_mapping(policies: Any, agents: Sequence[str], kind_of_agent: Sequence[int],
-                  kind_of_policy: Sequence[int]) -> None:
-    """Raise `UserError` when a user's mapping did not return a policy that exists and fits for every agent."""
+def draw_mapped(cfg: Config, info: EnvInfo, kind_of_policy: Sequence[int], rng: Generator) -> Any:
+    """Draw a policy for each agent of an environment by the user's mapping.
+
+    Raises `UserError` when it did not return a policy that exists and fits for every agent.
+    """
     known = range(len(kind_of_policy))
-    if len(policies) != len(agents) or not set(policies) <= set(known):
+    policies = find_function("policy_mapping", cfg.policy_mapping)(info.agents, len(known), rng)
+    if len(policies) != len(info.agents) or not set(policies) <= set(known):
         raise UserError(f"--policy_mapping returned {policies!r}; it must return for each of the agents "
-                        f"{', '.join(agents)} one policy of {known}")
-    for agent, kind, policy in zip(agents, kind_of_agent, policies, strict=True):
+                        f"{', '.join(info.agents)} one policy of {known}")
+    for agent, kind, policy in zip(info.agents, info.kind_of_agent, policies, strict=True):
         if kind_of_policy[policy] not in (kind, UNKNOWN):
             raise UserError(f"--policy_mapping returned policy {policy} for agent {agent}, whose observation or action "
                             "space differs from those of other agents that play it; map it to another policy")
+    return policies
 
 
-def draw_policies(kind_of_agent: Sequence[int], kind_of_policy: Sequence[int], rng: np.random.Generator,
+def draw_policies(kind_of_agent: Sequence[int], kind_of_policy: Sequence[int], rng: Generator,
                   *, mix: bool) -> list[int]:
     """Draw a policy for each agent of an environment, uniformly from those of its kind.
 
@@ -90,7 +92,7 @@ def draw_policies(kind_of_agent: Sequence[int], kind_of_policy: Sequence[int], r
             for i, kind in enumerate(kind_of_agent)]
 
 
-def draw_snapshots(num_snapshots: Sequence[int], fraction: float, rng: np.random.Generator) -> list[int]:
+def draw_snapshots(num_snapshots: Sequence[int], fraction: float, rng: Generator) -> list[int]:
     """Choose which agents of an environment are played by earlier versions of their policies.
 
     One agent, drawn at random, plays its current policy; each other one is an opponent and plays, with probability
@@ -124,56 +126,41 @@ class Decision(NamedTuple):
     words: str
 
 
-def decide(policy: int, objectives: Mapping[int, float], rng: np.random.Generator, *, fraction: float,
-           relative_gap: float, absolute_gap: float) -> Decision:
-    """Decide what happens to a policy that is due. objectives: {policy: mean objective} of all it competes with."""
-    order, best, worst = rank(objectives, fraction)
-    own = objectives[policy]
-    words = f"policy {policy} (objective {own:.4g}) is {order.index(policy) + 1} of {len(order)}"
-    if policy in best:
+def decide(policy: int, objectives: Mapping[int, float], rng: Generator, cfg: Config) -> Decision:
+    """Decide what happens to a policy that is due. objectives: {policy: mean objective} of all it competes with.
+
+    The best comes first, and ties in the order of their numbers. A donor must exceed the policy by both gaps; the
+    relative one is in units of |donor|, so -10 is better than -20 by 100 %.
+    """
+    order = sorted(objectives, key=lambda each: (-objectives[each], each))
+    place, own = order.index(policy), objectives[policy]
+    num_best = math.ceil(cfg.pbt_replace_fraction * len(order) - EPSILON)
+    words = f"policy {policy} (objective {own:.4g}) is {place + 1} of {len(order)}"
+    if place < num_best:
         return Decision(policy, None, False, f"{words}: unchanged")
-    if policy in worst:
-        donor = best[int(rng.integers(len(best)))]
-        if is_much_better(objectives[donor], own, relative_gap, absolute_gap):
+    if place >= len(order) - num_best:
+        donor = order[int(rng.integers(num_best))]
+        gap = max(cfg.pbt_replace_reward_gap_absolute, cfg.pbt_replace_reward_gap * abs(objectives[donor]))
+        if objectives[donor] - own > gap:
             words += f": it becomes a copy of policy {donor} (objective {objectives[donor]:.4g})"
             return Decision(policy, donor, policy != 0, words)
     return Decision(policy, None, policy != 0, f"{words}: it keeps its weights")
 
 
-def rank(objectives: Mapping[int, float], fraction: float) -> tuple[list[int], list[int], list[int]]:
-    """Rank policies by their objectives {policy: mean objective}.
-
-    Returns all, the best first and ties in the order of their numbers; the best; and the worst.
-    """
-    order = sorted(objectives, key=lambda policy: (-objectives[policy], policy))
-    count = math.ceil(fraction * len(order) - EPSILON)
-    best = order[:count]
-    return order, best, [policy for policy in order[len(order) - count:] if policy not in best]
-
-
-def is_much_better(donor: float, own: float, relative_gap: float, absolute_gap: float) -> bool:
-    """Return whether a donor's objective exceeds another by both gaps; the relative one is in units of |donor|.
-
-    Correct also for negative objectives: -10 is better than -20 by 100 %.
-    """
-    gain = donor - own
-    return gain > absolute_gap and gain > relative_gap * abs(donor)
-
-
 # ---- what a mutation changes -------------------------------------------------------------------------------------
 
 
-def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: np.random.Generator, *, rate: float,
-           smallest: float, largest: float, limits: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
-    """Mutate each number with probability `rate`.
+def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: Generator, cfg: Config,
+           limits: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
+    """Mutate each number with probability `pbt_mutation_rate`.
 
-    A number is multiplied or divided, with even odds, by a factor drawn from [smallest, largest]; of gamma it is
-    1 - gamma, and the factor is drawn from [1.01, 1.2]; a boolean flips. One time in a hundred a number that has left
-    its default returns to it. Without `limits` (for reward shaping) no name has a special meaning.
+    A number is multiplied or divided, with even odds, by a factor drawn from [`pbt_perturb_min`, `pbt_perturb_max`]; of
+    gamma it is 1 - gamma, and the factor is drawn from [1.01, 1.2]; a boolean flips. One time in a hundred a number
+    that has left its default returns to it. Without `limits` (for reward shaping) no name has a special meaning.
     """
     mutated = dict(values)
     for name, value in values.items():
-        if rng.random() >= rate:
+        if rng.random() >= cfg.pbt_mutation_rate:
             continue
         if value != defaults[name] and rng.random() < RETURN_TO_DEFAULT:
             mutated[name] = defaults[name]
@@ -181,18 +168,14 @@ def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: np.rando
             mutated[name] = not value
         else:
             is_gamma = limits is not None and name == "gamma"
-            factor = rng.uniform(*(GAMMA_FACTORS if is_gamma else (smallest, largest)))
+            factor = rng.uniform(*(GAMMA_FACTORS if is_gamma else (cfg.pbt_perturb_min, cfg.pbt_perturb_max)))
             factor = factor if rng.random() < 0.5 else 1 / factor
-            low, high = SHAPING_LIMITS if limits is None else limits[name]
-            size = abs(defaults[name]) or high  # a default is always legal
-            mutated[name] = held(max(1 - (1 - value) * factor, 0.0) if is_gamma else value * factor,
-                                 min(low, size), max(high, size))
+            new = max(1 - (1 - value) * factor, 0.0) if is_gamma else value * factor
+            low, high = (limits or {}).get(name, SHAPING_LIMITS)
+            default = abs(defaults[name]) or high  # it is always legal
+            size = min(max(abs(new), min(low, default)), max(high, default))
+            mutated[name] = math.copysign(size, new) if new else 0.0
     return mutated
-
-
-def held(value: float, low: float, high: float) -> float:
-    """Return a number whose absolute value is held within limits; 0 stays 0."""
-    return math.copysign(min(max(abs(value), low), high), value) if value else 0.0
 
 
 # ---- the reward shaping that an environment offers ---------------------------------------------------------------
@@ -207,15 +190,10 @@ def flatten_shaping(shaping: Any) -> dict[str, float | bool]:
             for key, part in parts for path, number in flatten_shaping(part).items()}
 
 
-def unflatten_shaping(like: Any, flat: Mapping[str, float | bool]) -> Any:
-    """Put flat numbers, in the order of `flatten_shaping`, into the form of an environment's default reward shaping."""
-    numbers = iter(flat.values())
-
-    def fill(part: Any) -> Any:
-        if isinstance(part, Mapping):
-            return {key: fill(value) for key, value in part.items()}
-        if isinstance(part, list | tuple):
-            return type(part)([fill(value) for value in part])
-        return bool(next(numbers)) if isinstance(part, bool | np.bool_) else float(next(numbers))
-
-    return fill(like)
+def unflatten_shaping(like: Any, numbers: Iterator[float | bool]) -> Any:
+    """Put numbers, in the order of `flatten_shaping`, into the form of an environment's default reward shaping."""
+    if isinstance(like, Mapping):
+        return {key: unflatten_shaping(part, numbers) for key, part in like.items()}
+    if isinstance(like, list | tuple):
+        return type(like)([unflatten_shaping(part, numbers) for part in like])
+    return bool(next(numbers)) if isinstance(like, bool | np.bool_) else float(next(numbers))

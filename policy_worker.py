@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from algorithms import algorithm_class
 from config import Config
+from envs.flat_spaces import Data
 from normalizers import hold_units
 from runtime.machine import body_dtype, prepare
 from shared_buffers import CURRENT, SPLIT, STOP, Message, SharedBuffers, Spec, num_bytes, views
@@ -23,8 +24,12 @@ class PolicyWorker:
     """Serves the action requests of one policy. One process; shares `SharedBuffers`."""
 
     SPANS = (  # what `tools/timeline.py` records
-        ("requests.get", "wait for requests"), ("weights.refresh", "copy weights"), ("gather", "gather"),
-        ("compute", "forward"), ("write", "write"))
+        ("requests.get", "wait for requests"),
+        ("weights.refresh", "copy weights"),
+        ("gather", "gather"),
+        ("compute", "forward"),
+        ("write", "write"),
+    )
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, device: torch.device) -> None:
         self.cfg = cfg
@@ -102,15 +107,14 @@ class PolicyWorker:
         if version == self.weights.version_of(snapshot):
             return model, version
         if model is None:
-            dtype = body_dtype(self.cfg.precision, self.device, self.obs_space)
-            model = self.algorithm.make_model(self.obs_space, self.action_space).to(self.device)
-            model = model.body_to(dtype).eval()
+            model = self.algorithm.make_model(self.obs_space, self.action_space).to(self.device).eval()
+            model.body_to(body_dtype(self.cfg.precision, self.device, self.obs_space))
             prepare(model, tf32=self.cfg.tf32, torch_compile=self.cfg.torch_compile)
         self.models[snapshot] = model, self.weights.refresh(model, snapshot)
         hold_units(model, hold=True)
         return self.models[snapshot]
 
-    def gather(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, rows: Data) -> Data:
         """Copy rows [B] of all sources into one batch, on the device."""
         # index_select copies whole rows, 20 times faster than [row] for images
         if self.device.type == "cpu":
@@ -122,7 +126,7 @@ class PolicyWorker:
             torch.index_select(self.sources[name], 0, rows[name], out=part)
         return views(memory.to(self.device, non_blocking=True), specs)
 
-    def compute(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def compute(self, model: nn.Module, batch: Data) -> Data:
         """Choose actions; return what belongs into the trajectories, {name: [B, ...]}, on the CPU.
 
         From a GPU it comes as views that the next batch overwrites.
@@ -145,7 +149,7 @@ class PolicyWorker:
             self.pinned = torch.empty(2 * count, dtype=torch.uint8).pin_memory()
         return self.pinned[:count]
 
-    def write(self, output: dict[str, Tensor], rows: Tensor, next_rows: Tensor) -> None:
+    def write(self, output: Data, rows: Tensor, next_rows: Tensor) -> None:
         """Write an output into rows [B] of the trajectories, the hidden states into those that follow."""
         for name, value in output.items():
             self.rows[name][next_rows if name == "rnn_states" else rows] = value

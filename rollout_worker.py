@@ -9,11 +9,9 @@ A row of a trajectory is one decision: obs[t], the action, and all that happened
 episode's last observation one invalid row follows, to value that observation: the environment is reset, and ignores the
 action.
 
-`RolloutWorker` and `Split` are all that one agent and one policy need. What is only for more lies below them:
-
-    Turns       agents that do not act in every step: dead, gone, or not on turn
-    Matchmaker  policies that are drawn for each agent when an episode begins, perhaps earlier versions of them
-    SlotPool    trajectories that an agent leaves unfinished since it draws another policy
+What only several agents or policies need stands at the end of `RolloutWorker` (policies that are drawn for each agent
+when an episode begins, perhaps earlier versions of them), of `Split` (trajectories that are cut), and in `SlotPool`
+(trajectories that an agent leaves unfinished since it draws another policy).
 
 Invariant: a split is in exactly one place: in requests or their answers, being stepped, or in `waiting` (for free
 slots, or for the end of a pause). Read next: `policy_worker.py`.
@@ -27,25 +25,27 @@ import numpy as np
 from config import Config
 from envs.families import make_vector_env
 from envs.vector_env import Step, VectorEnv
-from pbt import check_mapping, draw_policies, draw_snapshots, unflatten_shaping
-from runtime.processes import STEPS
-from runtime.utils import ENVIRONMENT, SAMPLER, EnvironmentFailure, derive_seed, find_function
+from pbt import draw_mapped, draw_policies, draw_snapshots, unflatten_shaping
+from runtime.processes import STEPS, Report
+from runtime.utils import ENVIRONMENT, SAMPLER, EnvironmentFailure, derive_seed
 from shared_buffers import CURRENT, HANDED_IN, IDLE, PAUSE, RESUME, SLOTS, SPLIT, WITH_WORKER, Inbox, SharedBuffers
 
 NO_SLOT = -1
 NEW_SEEDS = 1 << 20  # more than a run is started: a worker that takes the place of another plays other episodes
 MAX_IDLE_STEPS = 10_000  # steps in a row in which no agent of a split acts
-Index = np.ndarray | slice
 
 
 class RolloutWorker:
     """Steps its splits whenever their actions are there. One process; shares `SharedBuffers`."""
 
     SPANS = (  # what `tools/timeline.py` records
-        ("inbox.get", "wait for actions"), ("step", lambda split: f"step, split {split.number}"), ("record", "store"),
-        ("send_requests", "ask"))
+        ("inbox.get", "wait for actions"),
+        ("step", lambda split: f"step, split {split.number}"),
+        ("record", "store"),
+        ("send_requests", "ask"),
+    )
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, worker: int, report: Callable[[tuple], None],
+    def __init__(self, cfg: Config, buffers: SharedBuffers, worker: int, report: Report,
                  make_env: Callable[[Config, int], VectorEnv] = make_vector_env) -> None:
         """Make and reset the environments.
 
@@ -63,12 +63,12 @@ class RolloutWorker:
         self.paused, self.pause_number = True, 0
         self.generation = int(buffers.generation[worker])
         start = buffers.start + self.generation * NEW_SEEDS
-        self.matchmaker = Matchmaker(cfg, buffers, derive_seed(cfg.seed, SAMPLER, start, worker))
+        self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, start, worker))
         own = slice(worker * buffers.slots_per_worker, (worker + 1) * buffers.slots_per_worker)
         self.pools = [SlotPool(buffers.slots_of(policy)[own], buffers.slot_place.numpy(), shared.trajectories_done)
                       for policy, shared in enumerate(buffers.policies)]
-        self.splits = [Split(cfg, buffers, worker * cfg.worker_num_splits + number, start, make_env)
-                       for number in range(cfg.worker_num_splits)]
+        self.splits = [Split(cfg, buffers, worker * cfg.worker_num_splits + number, start,
+                             make_env(cfg, cfg.envs_per_split)) for number in range(cfg.worker_num_splits)]
         for split in self.splits:
             self.record(split, split.latest)
         self.waiting = list(self.splits)
@@ -128,13 +128,12 @@ class RolloutWorker:
             has_reached_goal = np.add.reduce(self.env_steps) >= self.goal[0]  # but for what is under way
             if has_reached_goal or not self.take_slots(split):
                 return False
-            acting = split.turns.acting
-            split.awaited_policy[:] = np.where(acting, split.policy, IDLE)
-            policies = set(split.policy[acting].tolist())
+            split.awaited_policy[:] = np.where(split.acting, split.policy, IDLE)
+            policies = set(split.policy[split.acting].tolist())
             split.num_awaited = len(policies)
+            request = SPLIT, split.index + self.cfg.num_splits * self.generation
             for policy in policies:
-                self.buffers.policies[policy].requests.put(
-                    (SPLIT, split.index + self.cfg.num_splits * self.generation))
+                self.buffers.policies[policy].requests.put(request)
             if policies:
                 return True
             self.step(split)
@@ -145,32 +144,32 @@ class RolloutWorker:
     def step(self, split: "Split") -> None:
         """Step a split's environments with the actions in its trajectories, and store what happened."""
         self.inbox.beat(STEPS)
-        step = split.env.step(split.actions())
+        step = split.env.step([rows["actions"][at] for _, rows, _, _, at in split.by_kind(split.slots != NO_SLOT)])
         self.inbox.beat()
         self.record(split, step)
 
     def record(self, split: "Split", step: Step) -> None:
-        """Store what followed the actions in row t, and the new observations in row t + 1; report episodes."""
-        valid = split.close_rows(step)
-        self.env_steps[self.number] += len(step.was_reset) - np.count_nonzero(step.was_reset)
-        self.policy_steps += np.bincount(split.policy[valid & split.learns], minlength=len(self.policy_steps))
+        """Store what followed the actions in row t, and the new observations in row t + 1.
+
+        Report the true returns and lengths of episodes that ended, but not those of earlier policies.
+        """
         over = step.terminated | step.truncated
-        if np.count_nonzero(over):
-            self.report_episodes(split, over, step.objectives)
+        valid = split.close_rows(step, over)
+        self.env_steps[self.number] += np.count_nonzero(~step.was_reset)
+        self.policy_steps += np.bincount(split.policy[valid & split.learns], minlength=len(self.policy_steps))
+        ended = over & split.learns & (split.episode_length > 0)  # else the agent never acted
+        if np.count_nonzero(ended):
+            columns = split.policy, split.episode_return, split.episode_length, step.objectives
+            episodes = zip(*[column[ended].tolist() for column in columns], strict=True)
+            self.report(("episodes", list(episodes)))
         for env in step.was_reset.nonzero()[0].tolist():
             own = slice(env * split.num_agents, (env + 1) * split.num_agents)
-            if self.matchmaker.draws:
+            if self.cfg.num_policies > 1 or self.cfg.self_play_past_fraction:
                 self.draw(split, env, own)
-            split.begin_episode(own)
+            split.fresh[own] = True
+            split.episode_return[own] = split.episode_length[own] = 0
         split.open_rows(step)
         self.finish_trajectories(split)
-
-    def report_episodes(self, split: "Split", over: np.ndarray, objectives: np.ndarray) -> None:
-        """Report the true returns and lengths of episodes that ended, but not those of earlier policies."""
-        ended = over & split.learns & (split.episode_length > 0)  # else the agent never acted
-        columns = split.policy, split.episode_return, split.episode_length, objectives
-        if episodes := list(zip(*(column[ended].tolist() for column in columns), strict=True)):
-            self.report(("episodes", episodes))
 
     # ---- slots ---------------------------------------------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class RolloutWorker:
         if not np.count_nonzero(needy):
             return True
         # agents in the middle of an episode, and those of frozen policies, need empty slots
-        may_go_on = needy & split.turns.fresh & split.learns
+        may_go_on = needy & split.fresh & split.learns
         empty = needy & ~may_go_on
         is_enough = True
         for policy, pool in enumerate(self.pools):
@@ -195,10 +194,10 @@ class RolloutWorker:
         if not is_enough:
             return False
         for m in (*empty.nonzero()[0], *may_go_on.nonzero()[0]):
-            split.slots[m], split.t[m] = self.pools[split.policy[m]].take(may_go_on=bool(may_go_on[m]))
-        for k, agents, _, slots in split.by_kind(needy):
-            split.rows[k]["rnn_states"][slots, split.t[agents]] = split.last_states[k][agents]
-        split.store_observations(split.turns.acting & needy)
+            split.slots[m], split.t[m] = self.pools[split.policy[m]].take(may_go_on=may_go_on[m])
+        for k, rows, agents, _, at in split.by_kind(needy):
+            rows["rnn_states"][at] = split.last_states[k][agents]
+        split.store_observations(split.acting & needy)
         return True
 
     def finish_trajectories(self, split: "Split") -> None:
@@ -213,8 +212,8 @@ class RolloutWorker:
         if not self.cfg.async_rl:
             split.cut_short(~full)
             full[:] = True
-        for k, agents, _, slots in split.by_kind(full):
-            split.last_states[k][agents] = split.rows[k]["rnn_states"][slots, split.t[agents]]
+        for k, rows, agents, _, at in split.by_kind(full):
+            split.last_states[k][agents] = rows["rnn_states"][at]
         split.t[full] = self.cfg.rollout
         self.release_slots(split, full)
 
@@ -228,7 +227,7 @@ class RolloutWorker:
             own, pool = agents & (split.policy == policy), self.pools[policy]
             pool.hand_in(split.slots[own & full].tolist())
             for m in (own & ~full).nonzero()[0]:
-                pool.leave(int(split.slots[m]), int(split.t[m]) if split.learns[m] else 0)
+                pool.leave(split.slots[m], split.t[m] if split.learns[m] else 0)
         split.slots[agents], split.t[agents] = NO_SLOT, 0
 
     # ---- policies that are drawn ---------------------------------------------------------------------------------
@@ -238,25 +237,57 @@ class RolloutWorker:
 
         own: the environment's agents.
         """
-        if results := split.match_results(own):
-            self.report(("matches", results))
-        policies, snapshots = self.matchmaker.draw()
+        self.report_match(split, own)
+        policies, snapshots = self.draw_players()
         learns = np.array(snapshots) == CURRENT
         changed = np.zeros(len(split.slots), bool)
         changed[own] = (split.policy[own] != policies) | (split.learns[own] != learns)
         self.release_slots(split, changed & (split.slots != NO_SLOT))
         split.policy[own], split.snapshot[own], split.learns[own] = policies, snapshots, learns
-        self.matchmaker.shape_rewards(split.env, env, policies)
+        if self.buffers.shaping_names:
+            for agent, policy in enumerate(policies):
+                numbers = iter(self.buffers.shaping[policy].tolist())
+                split.env.set_shaping(env, agent, unflatten_shaping(self.buffers.info.shaping, numbers))
+
+    def report_match(self, split: "Split", own: slice) -> None:
+        """Say how the current policies of an environment did against earlier ones in the episode that has ended.
+
+        Nothing where none of either acted.
+        """
+        took_part, returns = split.episode_length[own] > 0, split.episode_return[own]
+        current, earlier = took_part & split.learns[own], took_part & ~split.learns[own]
+        if current.any() and earlier.any():
+            result = 0.5 + 0.5 * float(np.sign(returns[current].mean() - returns[earlier].mean()))
+            self.report(("matches", [(policy, result) for policy in split.policy[own][current].tolist()]))
+
+    def draw_players(self) -> tuple[Sequence[int], list[int]]:
+        """Return the policies of an environment's agents, and their snapshots; of an agent that learns CURRENT."""
+        cfg, info, kind_of_policy = self.cfg, self.buffers.info, self.buffers.kind_of_policy
+        if cfg.policy_mapping:
+            policies = draw_mapped(cfg, info, kind_of_policy, self.rng)
+        else:
+            policies = draw_policies(info.kind_of_agent, kind_of_policy, self.rng, mix=cfg.pbt_mix_policies_in_one_env)
+        available = [self.buffers.policies[policy].weights.num_snapshots for policy in policies]
+        return policies, draw_snapshots(available, cfg.self_play_past_fraction, self.rng)
 
 
 class Split:
-    """One vector environment and its M agents: which row of which trajectory each of them fills."""
+    """One vector environment and its M agents: which row of which trajectory each of them fills.
 
-    def __init__(self, cfg: Config, buffers: SharedBuffers, index: int, start: int,
-                 make_env: Callable[[Config, int], VectorEnv]) -> None:
+    Agents need not act in every step. The life of one in one episode, and the flags that are set meanwhile:
+
+        absent     (fresh)                    it has not acted yet; when it first acts, its row t opens
+        acting     open, acting               obs[t] is stored, an action is awaited
+        pending    open                       it has acted, but not again: row t stays open and gathers rewards; when
+                                              it acts again, the row closes and row t + 1 opens
+        final      open, acting, final        the episode is over: row t only asks for the value of the last observation
+        gone                                  until the environment begins its next episode
+    """
+
+    def __init__(self, cfg: Config, buffers: SharedBuffers, index: int, start: int, env: VectorEnv) -> None:
         self.index, self.number = index, index % cfg.worker_num_splits + 1
-        self.env = make_env(cfg, cfg.envs_per_split)
-        self.num_agents = len(self.env.agents)  # of one environment
+        self.env = env
+        self.num_agents = len(env.agents)  # of one environment
         # [M], shared with the policy workers, the returns with the records
         self.awaited_policy, self.snapshot, self.slots, self.t, self.episode_return = (
             table[index].numpy() for table in (buffers.awaited_policy, buffers.agent_snapshot, buffers.agent_slot,
@@ -266,68 +297,67 @@ class Split:
         self.policy = np.zeros(M, np.int64)  # whom each agent plays in this episode
         self.learns = np.ones(M, bool)  # its newest weights, not a snapshot
         self.episode_length = np.zeros(M, np.int64)  # decisions
-        self.turns = Turns(M)
-        self.latest = self.env.reset(
-            [derive_seed(cfg.seed, ENVIRONMENT, start, index, i) for i in range(cfg.envs_per_split)])
+        self.open = np.zeros(M, bool)  # row t is under way
+        self.acting = np.zeros(M, bool)  # an action is awaited for the latest observation
+        self.final = np.zeros(M, bool)  # row t is the one after the episode's last observation
+        self.fresh = np.ones(M, bool)  # the episode's first observation was not acted on yet
+        self.rewards = np.zeros(M)  # since the last action
+        self.latest = env.reset([derive_seed(cfg.seed, ENVIRONMENT, start, index, i) for i in range(env.num_envs)])
         # of each kind of agents: the trajectories, [S, T(+1), ...], and the hidden states after the last ones
         self.rows = [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in buffers.storage]
         self.last_states = [np.zeros((M, rows["rnn_states"].shape[2]), np.float32) for rows in self.rows]
         self.num_awaited = 0  # policies that have not answered yet
 
-    def by_kind(self, chosen: np.ndarray) -> Iterator[tuple[int, Index, Index, np.ndarray]]:
-        """For each kind with chosen agents ([M] bool): its number, these agents, their places in it, their slots.
+    def by_kind(self, chosen: np.ndarray) -> Iterator[tuple]:
+        """For each kind with chosen agents ([M] bool): its number and trajectories, these agents, their places in it.
 
-        A slice in place of a list of all agents saves copies.
+        And where in the trajectories their rows t lie. A slice in place of a list of all agents saves copies.
         """
         is_only = len(self.rows) == 1
-        for k, kind in enumerate(self.env.kinds):
+        for k, (kind, rows) in enumerate(zip(self.env.kinds, self.rows, strict=True)):
             own = chosen if is_only else chosen[kind.index]
             count = np.count_nonzero(own)  # ten times cheaper than any() and all()
             if count:
                 places = slice(None) if count == len(own) else own.nonzero()[0]
                 agents = places if is_only else kind.index[places]
-                yield k, agents, places, self.slots[agents]
+                yield k, rows, agents, places, (self.slots[agents], self.t[agents])
 
-    def actions(self) -> list[np.ndarray]:
-        """Return the actions in rows t, [M of the kind, columns] for each kind."""
-        return [self.rows[k]["actions"][slots, self.t[agents]]
-                for k, agents, _, slots in self.by_kind(self.slots != NO_SLOT)]
-
-    def close_rows(self, step: Step) -> np.ndarray:
-        """Complete rows t with what followed the actions; return which of them count, [M] bool.
+    def close_rows(self, step: Step, over: np.ndarray) -> np.ndarray:
+        """Complete rows t with what followed the actions; return which of them are decisions, [M] bool.
 
         With one agent that always acts all rows are completed, and all count but those of a reset.
+        over: whose episode has ended with this step, [M] bool.
         """
-        valid = self.turns.close(step)
-        for k, agents, _, slots in self.by_kind(self.turns.closing):
-            rows, t = self.rows[k], self.t[agents]
-            rows["rewards"][slots, t] = self.turns.rewards[agents]
-            rows["terminated"][slots, t] = step.terminated[agents]
-            rows["truncated"][slots, t] = step.truncated[agents]
-            rows["valid"][slots, t] = valid[agents]
-        self.t += self.turns.closing
+        self.rewards += step.rewards
+        self.closing = self.open & (step.active | over | self.final)  # row t ends
+        valid = self.closing & ~self.final
+        self.open &= ~(self.closing & self.final)  # now they are gone
+        self.final = over & self.closing  # not of an agent that never acted: it has no row
+        self.fresh &= ~self.closing
+        for _, rows, agents, _, at in self.by_kind(self.closing):
+            rows["rewards"][at] = self.rewards[agents]
+            rows["terminated"][at] = step.terminated[agents]
+            rows["truncated"][at] = step.truncated[agents]
+            rows["valid"][at] = valid[agents]
+        self.t += self.closing
         self.episode_return += step.rewards
         self.episode_length += valid
         return valid
 
-    def begin_episode(self, own: slice) -> None:
-        """Reset what is counted for an environment's agents."""
-        self.turns.fresh[own] = True
-        self.episode_return[own] = self.episode_length[own] = 0
-
     def open_rows(self, step: Step) -> None:
         """Begin rows t with the observations on which agents act next."""
         self.latest = step
-        self.turns.open_next(step)
-        self.store_observations(self.turns.acting & (self.slots != NO_SLOT))
+        self.rewards[self.closing | ~self.open] = 0.0  # one before the first decision belongs to none
+        self.acting = step.active | self.final
+        self.open |= step.active
+        self.store_observations(self.acting & (self.slots != NO_SLOT))
 
     def store_observations(self, chosen: np.ndarray) -> None:
         """Write the latest observations of some agents ([M] bool, all with a slot) into rows t."""
-        for k, agents, places, slots in self.by_kind(chosen):
-            rows, t = self.rows[k], self.t[agents]
+        for k, rows, agents, places, at in self.by_kind(chosen):
             for name, value in self.latest.obs[k].items():
-                rows[f"obs/{name}"][slots, t] = value[places]
-            rows["new_episode"][slots, t] = self.turns.fresh[agents]
+                rows[f"obs/{name}"][at] = value[places]
+            rows["new_episode"][at] = self.fresh[agents]
 
     # ---- more than one agent -------------------------------------------------------------------------------------
 
@@ -343,91 +373,12 @@ class Split:
 
         The row of obs[t] is dropped: its value when acting, which GAE needs, is not known yet.
         """
-        pending = short & self.turns.open & ~self.turns.acting
+        pending = short & self.open & ~self.acting
         self.t[pending] += 1  # the hidden state after the action
         for m in short.nonzero()[0]:
-            self.cut(int(self.slots[m]), max(int(self.t[m]) - 1, 0))
-        self.turns.open &= ~pending
-        self.turns.fresh &= ~pending
-
-    def match_results(self, own: slice) -> list[tuple[int, float]]:
-        """Say how the current policies of an environment did against earlier ones in the episode that has ended.
-
-        Returns (policy, 1 won, 0.5 drawn or 0 lost) of each; nothing where none of either acted.
-        """
-        took_part, returns = self.episode_length[own] > 0, self.episode_return[own]
-        current, earlier = took_part & self.learns[own], took_part & ~self.learns[own]
-        if not current.any() or not earlier.any():
-            return []
-        result = 0.5 + 0.5 * float(np.sign(returns[current].mean() - returns[earlier].mean()))
-        return [(int(policy), result) for policy in self.policy[own][current]]
-
-
-class Turns:
-    """Which rows begin and end, for M agents that need not act in every step.
-
-    The life of an agent in one episode, and the flags that are set meanwhile:
-
-        absent     (fresh)                    it has not acted yet; when it first acts, its row t opens
-        acting     open, acting               obs[t] is stored, an action is awaited
-        pending    open                       it has acted, but not again: row t stays open and gathers rewards; when
-                                              it acts again, the row closes and row t + 1 opens
-        final      open, acting, final        the episode is over: row t only asks for the value of the last observation
-        gone                                  until the environment begins its next episode
-    """
-
-    def __init__(self, M: int) -> None:
-        self.open = np.zeros(M, bool)  # row t is under way
-        self.acting = np.zeros(M, bool)  # an action is awaited for the latest observation
-        self.final = np.zeros(M, bool)  # row t is the one after the episode's last observation
-        self.fresh = np.ones(M, bool)  # the episode's first observation was not acted on yet
-        self.rewards = np.zeros(M)  # since the last action
-
-    def close(self, step: Step) -> np.ndarray:
-        """End rows with a step, those in `closing`; return which of them are decisions, [M] bool."""
-        over = step.terminated | step.truncated
-        self.rewards += step.rewards
-        self.closing = self.open & (step.active | over | self.final)  # row t ends
-        valid = self.closing & ~self.final
-        self.open &= ~(self.closing & self.final)  # now they are gone
-        self.final = over & self.closing  # not of an agent that never acted: it has no row
-        self.fresh &= ~self.closing
-        return valid
-
-    def open_next(self, step: Step) -> None:
-        """Begin the rows of agents that act now."""
-        self.rewards[self.closing | ~self.open] = 0.0  # one before the first decision belongs to none
-        self.acting = step.active | self.final
-        self.open |= step.active
-
-
-class Matchmaker:
-    """Draws who plays when an episode begins: for each agent a policy, or an earlier version of it, a snapshot."""
-
-    def __init__(self, cfg: Config, buffers: SharedBuffers, seed: int) -> None:
-        self.cfg = cfg
-        self.buffers = buffers
-        self.rng = np.random.default_rng(seed)
-        self.mapping = find_function("policy_mapping", cfg.policy_mapping) if cfg.policy_mapping else None
-        self.draws = cfg.num_policies > 1 or cfg.self_play_past_fraction > 0 or bool(buffers.shaping_names)
-
-    def draw(self) -> tuple[list[int], list[int]]:
-        """Return the policies of an environment's agents, and their snapshots; of an agent that learns CURRENT."""
-        cfg, info, kind_of_policy = self.cfg, self.buffers.info, self.buffers.kind_of_policy
-        if self.mapping is not None:
-            policies = self.mapping(info.agents, cfg.num_policies, self.rng)
-            check_mapping(policies, info.agents, info.kind_of_agent, kind_of_policy)
-        else:
-            policies = draw_policies(info.kind_of_agent, kind_of_policy, self.rng, mix=cfg.pbt_mix_policies_in_one_env)
-        available = [self.buffers.policies[policy].weights.num_snapshots for policy in policies]
-        return policies, draw_snapshots(available, cfg.self_play_past_fraction, self.rng)
-
-    def shape_rewards(self, vector_env: VectorEnv, env: int, policies: Sequence[int]) -> None:
-        """Give the agents of an environment the reward shaping of their policies."""
-        names = self.buffers.shaping_names
-        for agent, policy in enumerate(policies if names else ()):
-            values = dict(zip(names, self.buffers.shaping[policy].tolist(), strict=True))
-            vector_env.set_shaping(env, agent, unflatten_shaping(self.buffers.info.shaping, values))
+            self.cut(self.slots[m], max(self.t[m] - 1, 0))
+        self.open &= ~pending
+        self.fresh &= ~pending
 
 
 class SlotPool:

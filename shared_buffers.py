@@ -16,12 +16,12 @@ The protocol, as (kind, index, ...); p is a policy:
     passed_on[p][0]       learner           -> (SLOTS, slot, ...)  ... and stored by the first of two learners (PQL)
     worker_inboxes[w]     learner           -> (SLOTS, slot, ...)  these slots are copied (or trained on), free again
     worker_inboxes[w]     trainer           -> (PAUSE, number)     hold all requests back, report when none is under way
-    worker_inboxes[w]     trainer           -> (RESUME, 0)         go on
+    worker_inboxes[w]     trainer           -> (RESUME, number)    go on
     commands[p][0]        trainer           -> (SAVE, reason)      write a checkpoint
     commands[p][0]        trainer           -> (LOAD, donor)       take over what policy `donor` saved; p: in given.pt
-    commands[p][:]        trainer           -> (FINISH, number)    report when all that was handed in is trained on
+    commands[p][:]        trainer           -> (FINISH, 0)         answer when all that was handed in is trained on
     commands[p][:]        trainer           -> (CONFIGURE, 0)      read the policy's new settings
-    evaluations           trainer           -> (EVALUATE, 0)       score the newest policies
+    evaluations           trainer           -> (EVALUATE, p)       score the newest weights of p
     all but a feed's      trainer           -> (STOP, 0)           leave run(); one for each reader
 
 Free slots are a message in their owner's inbox like any other: the worker never blocks on one thing while it could do
@@ -55,7 +55,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from config import Config, tunable
-from envs.flat_spaces import num_columns, obs_dtype
+from envs.flat_spaces import dtype_of, num_columns
 from envs.vector_env import EnvInfo
 from pbt import flatten_shaping
 from runtime.processes import ANYTHING, COUNT, WAITS, make_pipe
@@ -174,10 +174,9 @@ def views(memory: Tensor, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
 
     Those of larger words come first, so that each begins at a whole one.
     """
-    by_word = sorted(specs, key=lambda name: -specs[name].dtype.itemsize)
-    parts = memory.split([num_bytes({name: specs[name]}) for name in by_word])
-    return {name: part.view(specs[name].dtype).view(specs[name].shape)
-            for name, part in zip(by_word, parts, strict=True)}
+    by_word = sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize)
+    parts = memory.split([num_bytes({name: spec}) for name, spec in by_word])
+    return {name: part.view(spec.dtype).view(spec.shape) for (name, spec), part in zip(by_word, parts, strict=True)}
 
 
 class Arena(dict[str, Tensor]):
@@ -250,7 +249,7 @@ def trajectory_specs(T: int, obs_space: dict[str, spaces.Space], action_space: s
     """
     specs = {
         # written by the rollout worker
-        **{f"obs/{name}": Spec((T + 1, *space.shape), obs_dtype(space)) for name, space in obs_space.items()},
+        **{f"obs/{name}": Spec((T + 1, *space.shape), dtype_of(space)) for name, space in obs_space.items()},
         "rewards": Spec((T,), torch.float32),
         "terminated": Spec((T,), torch.bool),
         "truncated": Spec((T,), torch.bool),
@@ -284,7 +283,7 @@ class SharedWeights:
 
     WRITING = -2  # the version of a row that is not there yet, or is being replaced
     NEWEST_ROWS = 2
-    NEWEST, NEWEST_VERSION, TAKEN = range(-3, 0)  # the numbers behind the versions of the rows
+    NEWEST, NEWEST_VERSION = range(-2, 0)  # the numbers behind the versions of the rows
 
     def __init__(self, model: nn.Module, device: torch.device, num_snapshots: int) -> None:
         """Publish the model's weights as version 0."""
@@ -292,14 +291,12 @@ class SharedWeights:
         specs = {name: Spec((rows, *tensor.shape), tensor.dtype) for name, tensor in model.state_dict().items()}
         self._rows = Arena(specs, None if device.type == "cpu" else
                            torch.zeros(num_bytes(specs), dtype=torch.uint8, device=device))
-        # the version of each row; then the newest row, its version, and how many snapshots were taken
-        self._numbers = torch.full((rows + 3,), self.WRITING).share_memory_()
+        # the version of each row; then the newest row, and its version
+        self._numbers = torch.full((rows + 2,), self.WRITING).share_memory_()
         self._numbers[self.NEWEST :] = 0
-        self._max_snapshots = num_snapshots
         with tempfile.TemporaryFile() as file:  # a row is one byte of it
             self._locks = Connection(os.dup(file.fileno()))  # which can be handed to a process
-        self._unfinished: tuple[int, int] | None = None  # a publication: its row and version
-        self._written: Any = None  # the event behind its copy
+        self._unfinished: tuple[int, int, Any] | None = None  # a publication: row, version, the event behind its copy
         self.publish(model, 0)
 
     @property
@@ -314,13 +311,7 @@ class SharedWeights:
     @property
     def num_snapshots(self) -> int:
         """Count the snapshots there are."""
-        return min(int(self._numbers[self.TAKEN]), self._max_snapshots)
-
-    def without_tensors(self) -> "SharedWeights":
-        """Return the numbers alone, for a process that must not open the GPU on which the weights lie."""
-        numbers = copy.copy(self)
-        del numbers._rows, numbers._locks
-        return numbers
+        return int((self._numbers[self.NEWEST_ROWS : self.NEWEST] != self.WRITING).sum())
 
     # the writer
 
@@ -331,24 +322,23 @@ class SharedWeights:
         """
         self.finish_publishing()
         self._write(1 - int(self._numbers[self.NEWEST]), model, version)
-        if wait or self._written is None:
+        if wait or self._unfinished[-1] is None:
             self.finish_publishing()
 
     def add_snapshot(self, model: nn.Module, version: int) -> None:
         """Keep the model's weights as a snapshot, in the place of the oldest one."""
         self.finish_publishing()
-        taken = int(self._numbers[self.TAKEN])
-        self._write(self.NEWEST_ROWS + taken % self._max_snapshots, model, version)
+        oldest = self._numbers[self.NEWEST_ROWS : self.NEWEST].argmin()  # or one that holds none
+        self._write(self.NEWEST_ROWS + int(oldest), model, version)
         self.finish_publishing()
-        self._numbers[self.TAKEN] = taken + 1
 
     def finish_publishing(self) -> None:
         """Wait until what was written last is copied; it counts as weights now. The writer calls this."""
         if self._unfinished is None:
             return
-        row, version = self._unfinished
-        if self._written:
-            self._written.synchronize()
+        row, version, written = self._unfinished
+        if written:
+            written.synchronize()
         self._numbers[row] = version
         self._lock(row, fcntl.LOCK_UN)
         if row < self.NEWEST_ROWS:
@@ -362,7 +352,7 @@ class SharedWeights:
         self._numbers[row] = self.WRITING
         state = model.state_dict()
         torch._foreach_copy_([self._rows[name][row] for name in state], list(state.values()))
-        self._unfinished, self._written = (row, version), self._mark()
+        self._unfinished = row, version, self._mark()
 
     def _lock(self, row: int, kind: int) -> None:
         fcntl.lockf(self._locks.fileno(), kind, 1, row)
@@ -401,18 +391,18 @@ class SharedWeights:
     def _mark(self) -> Any:
         """Return an event behind what was queued on a GPU; None on a CPU, where everything is finished."""
         device = self._rows.memory.device
-        return None if device.type == "cpu" else torch.get_device_module(device).current_stream(device).record_event()
+        return torch.get_device_module(device).current_stream(device).record_event()
 
 
 # ---- all of it ---------------------------------------------------------------------------------------------------
 
 
 class PolicyBuffers:
-    """What belongs to one policy: the kind of agents that it plays, its weights, its inboxes."""
+    """What belongs to one policy: the kind of agents that it plays, its device, its weights, its inboxes."""
 
     def __init__(self, cfg: Config, algorithm: Any, kind: int, num_slots: int, model: nn.Module,
                  device: torch.device) -> None:
-        self.kind = kind
+        self.kind, self.device = kind, device
         self.weights = SharedWeights(model, device, cfg.self_play_snapshots if cfg.self_play_past_fraction else 0)
         self.shared_training: SharedTraining | None = None  # of several learners in this system
         if len(cfg.learners) > 1:
@@ -444,23 +434,20 @@ class SharedBuffers:
                          for kind, model, device in zip(kind_of_policy, models, devices, strict=True)]
         answers = cfg.num_policies * (self.slots_per_worker + cfg.worker_num_splits)
         self.worker_inboxes = [Inbox(answers + MAX_COMMANDS) for _ in range(cfg.num_workers)]
-        self.evaluations = Inbox(MAX_COMMANDS)
+        self.evaluations = Inbox(MAX_COMMANDS + cfg.num_policies)
 
         self.shaping_names = list(flatten_shaping(info.shaping)) if cfg.with_pbt and info.shaping is not None else []
         self.tables = Arena(small_tables(cfg, len(info.agents), len(self.shaping_names)))
         vars(self).update(self.tables)
         state_sizes = dict(zip(kind_of_policy, (model.state_size for model in models), strict=True))
-        self.specs = [trajectory_specs(cfg.rollout, *spaces_of_kind, state_sizes[kind],
-                                       algorithm.columns(spaces_of_kind[1]))
-                      for kind, spaces_of_kind in enumerate(info.kinds)]
+        self.specs = [trajectory_specs(cfg.rollout, kind.obs_space, kind.action_space, state_sizes[number],
+                                       algorithm.columns(kind.action_space))
+                      for number, kind in enumerate(info.kinds)]
         # Slots are numbered through all policies. For each kind there is a tensor of all, {name: [slots, T(+1), ...]}:
         # a rollout worker writes those of several policies together. Slots of policies of other kinds stay empty.
         total = cfg.num_policies * self.num_slots
         self.storage = [Arena({name: Spec((total, *spec.shape), spec.dtype) for name, spec in specs.items()})
                         for specs in self.specs]
-        self.awaited_policy.fill_(IDLE)
-        self.agent_snapshot.fill_(CURRENT)
-        self.goal.fill_(2**63 - 1)
         self.best_score.fill_(-math.inf)
         self.settings[:] = torch.tensor([*tunable(cfg).values()], dtype=torch.float64)
 
@@ -472,7 +459,8 @@ class SharedBuffers:
 
     def spaces_of(self, policy: int) -> tuple[dict[str, spaces.Space], spaces.Space]:
         """Return the observation leaves and the action space of a policy."""
-        return self.info.kinds[self.policies[policy].kind]
+        kind = self.info.kinds[self.policies[policy].kind]
+        return kind.obs_space, kind.action_space
 
     def trajectories_of(self, policy: int) -> dict[str, Tensor]:
         """Return all trajectories of the kind of a policy, {name: [slots, T(+1), ...]}."""
@@ -490,10 +478,14 @@ class SharedBuffers:
         """Return the policy to which a slot belongs."""
         return slot // self.num_slots
 
+    def count_sampled(self, policy: int, rows: slice = slice(None)) -> Tensor:
+        """Count env_steps, and decisions of a policy, sampled so far; in the last row are those sampled elsewhere."""
+        return torch.stack([self.env_steps[rows].sum(), self.policy_steps[rows, policy].sum()])
+
     def origin(self, cfg: Config, policy: int) -> dict[str, Any]:
         """Return what every checkpoint says of the policy that it is of, and of what was sampled so far."""
         return {"algo": str(cfg.algo), "config": cfg.as_dict(),
-                "spaces": self.info.spaces_of(self.policies[policy].kind),
+                "spaces": self.info.kinds[self.policies[policy].kind].describe(),
                 "env_steps": int(self.env_steps.sum()), "policy_steps": int(self.policy_steps[:, policy].sum())}
 
     def counts(self, policy: int) -> dict[str, int]:
@@ -515,7 +507,8 @@ class SharedBuffers:
         seen.policies = [copy.copy(own) for own in self.policies]
         for number, own in enumerate(seen.policies):
             if role == "rollout_worker" or (role != "evaluator" and number != policy):
-                own.weights, own.shared_training = own.weights.without_tensors(), None
+                own.weights, own.shared_training = copy.copy(own.weights), None
+                del own.weights._rows, own.weights._locks  # its numbers are left
         return seen
 
 
@@ -528,32 +521,38 @@ class Commands:
     def __init__(self, buffers: SharedBuffers) -> None:
         self.buffers = buffers
         self.told: Message = (PAUSE, 0)  # the rollout workers
-        self.num_pauses = 0
         self.paused: set[int] = set()  # the workers that have confirmed the last pause
         self.open: list[tuple[int, int, int, int]] = []  # (policy, learner, kind, index), in the order of sending
 
-    def resume(self, goal: int) -> None:
-        """Let all workers sample until there are `goal` env_steps."""
-        self.buffers.goal.fill_(goal)
-        self.told = RESUME, 0
-        self.repeat()
-
-    def pause(self) -> None:
-        """Let all workers pause."""
-        self.num_pauses += 1
-        self.told = PAUSE, self.num_pauses
-        self.repeat()
-
-    def repeat(self) -> None:
-        """Tell all workers, perhaps once more, since they have begun again."""
+    def tell(self, kind: int) -> None:
+        """Let all workers PAUSE or RESUME; each time with another number."""
+        self.told = kind, self.told[1] + 1
         self.paused.clear()
         for inbox in self.buffers.worker_inboxes:
             inbox.put(self.told)
 
-    def confirmed(self, worker: int, number: int) -> None:
-        """Note that no action of a worker is under way since a pause."""
-        if self.told == (PAUSE, number):
-            self.paused.add(worker)
+    def send(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
+        """Send a command (kind, index) to a learner of a policy."""
+        self.open.append((policy, learner, kind, index))
+        self.buffers.policies[policy].commands[learner].put((kind, index))
+
+    def hear(self, report: tuple) -> None:
+        """Note an answer; that to an earlier pause is ignored."""
+        match report:
+            case ("paused", worker, number) if self.told == (PAUSE, number):
+                self.paused.add(worker)
+            case ("answered", command) if command in self.open:
+                self.open.remove(command)
+
+    def repeat(self) -> None:
+        """Say all of it once more: everybody has begun again, the workers paused."""
+        if self.are_told_to_sample():
+            self.tell(RESUME)
+        else:
+            self.paused.update(range(len(self.buffers.worker_inboxes)))
+        again, self.open = dict.fromkeys(self.open), []
+        for policy, learner, kind, index in again:
+            self.send(policy, kind, index, learner)
 
     def are_told_to_sample(self) -> bool:
         """Return whether the workers are to sample: from the beginning of a call of `Trainer.train` to its pause."""
@@ -563,26 +562,6 @@ class Commands:
         """Return whether no action is under way anywhere."""
         return len(self.paused) == len(self.buffers.worker_inboxes)
 
-    def send(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
-        """Send a command (kind, index) to a learner of a policy."""
-        self.open.append((policy, learner, kind, index))
-        self.buffers.policies[policy].commands[learner].put((kind, index))
-
-    def answered(self, policy: int, kind: int, index: int, learner: int = 0) -> None:
-        """Note an answer; one to a command that was given up is ignored."""
-        if (policy, learner, kind, index) in self.open:
-            self.open.remove((policy, learner, kind, index))
-
     def not_answered(self, kind: int) -> str:
         """Name the policies with a learner that has not answered a command of a kind; "" when all have."""
         return ", ".join(f"policy {policy}" for policy in sorted({each[0] for each in self.open if each[2] == kind}))
-
-    def forget(self, kind: int) -> None:
-        """Wait no more for the answers to commands of a kind."""
-        self.open = [command for command in self.open if kind != command[2]]
-
-    def send_again(self) -> None:
-        """Send the open commands to learners that have begun again."""
-        again, self.open = dict.fromkeys(self.open), []
-        for policy, learner, kind, index in again:
-            self.send(policy, kind, index, learner)

@@ -8,9 +8,8 @@ import contextlib
 import sys
 import time
 
-from runtime.guard import take_programs_along
 from runtime.processes import start_server
-from runtime.utils import STOP_SIGNAL, ComponentError, EnvironmentFailure, UserError, end, forgive
+from runtime.utils import STOP_SIGNAL, ComponentError, EnvironmentFailure, UserError, forgive, run_command
 
 
 def main(argv: list[str]) -> int:
@@ -23,8 +22,7 @@ def main(argv: list[str]) -> int:
             from config import parse_settings  # noqa: PLC0415  slow, as the next one
             from trainer import Trainer  # noqa: PLC0415
 
-            given = parse_settings(argv, (__doc__ or "").partition("\n")[0])
-            trainer = Trainer(**{"env": "", **given})
+            trainer = Trainer(**{"env": "", **parse_settings(argv, (__doc__ or "").partition("\n")[0])})
             with STOP_SIGNAL.watching(deferring=True), contextlib.closing(trainer):
                 training = True
                 trainer.since = begun  # the imports count, too
@@ -43,5 +41,4 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     forgive()
-    take_programs_along()
-    end(main(sys.argv[1:]))
+    run_command(main)

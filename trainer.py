@@ -15,7 +15,6 @@ rollout worker, policy worker and learner, and then reads their reports. Whateve
 this process, and the same seed gives the same numbers (on a CPU). Read next: `shared_buffers.py`.
 """
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -35,33 +34,14 @@ from runtime import several
 from runtime.checkpoint import count_start, prepare_run_dir, refusing_files, remove_unfinished
 from runtime.machine import choose_device, choose_niceness
 from runtime.processes import START_SEC, Component, OneProcess, Processes, Service, call_in_child, start_server
-from runtime.utils import (
-    STOP_SIGNAL,
-    ComponentError,
-    UserError,
-    left_alone,
-    own_cores,
-    remember,
-    take_share_of_cores,
-    this_rank,
-)
+from runtime.utils import STOP_SIGNAL, ComponentError, UserError, left_alone, remember, take_share_of_cores, this_rank
+from services import parameters
 from services.evaluation import Evaluation
-from services.parameters import (
-    Asking,
-    as_settings,
-    change,
-    encoder_settings,
-    get_parameters,
-    load_parameters,
-    predict,
-    save,
-    set_parameters,
-)
 from services.population import Population
 from services.records import Records
 from services.recovery import Recovery
 from services.saving import Saving, describe_resume, find_policy, restore
-from shared_buffers import FINISH, LOAD, SAVE, STOP, Commands, SharedBuffers
+from shared_buffers import FINISH, PAUSE, RESUME, STOP, Commands, SharedBuffers
 
 __all__ = ["A3C", "APEX", "APPO", "IMPALA", "PQL", "Trainer", "load"]
 
@@ -70,7 +50,7 @@ STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long befor
 
 def default_services(cfg: Config) -> list[Service]:
     """Return the services of a run; each hears a report after those before it."""
-    wanted = {Records: True, Evaluation: cfg.eval_every_env_steps > 0, Population: cfg.with_pbt, Saving: True,
+    wanted = {Evaluation: cfg.eval_every_env_steps > 0, Records: True, Population: cfg.with_pbt, Saving: True,
               Recovery: not cfg.serial_mode}
     return [service() for service, is_wanted in wanted.items() if is_wanted]
 
@@ -83,12 +63,16 @@ class Trainer:
     replace components.
     """
 
-    algo = ""  # of a subclass for one algorithm
+    algo: str | None = None  # of a subclass for one algorithm
     rollout_worker_class, policy_worker_class, learner_class = RolloutWorker, PolicyWorker, Learner
 
     # what Python is for, in `services/parameters.py`; `load` takes parameters over, `evaluate.load` makes a policy
-    change, predict, save, load = change, predict, save, load_parameters
-    get_parameters, set_parameters = get_parameters, set_parameters
+    change = parameters.change
+    predict = parameters.predict
+    save = parameters.save
+    load = parameters.load_parameters
+    get_parameters = parameters.get_parameters
+    set_parameters = parameters.set_parameters
 
     def __init__(self, env: str | Callable, encoder: str | Callable = "", encodersubtype: str = "",
                  num_envs_per_worker: int | None = None, num_workers: int | None = None, device: Any = None,
@@ -116,30 +100,28 @@ class Trainer:
         self.num_episodes = self.trained_until = 0  # trained_until: ns of `time.perf_counter_ns`
         self.trained_sec = 0.0  # in earlier calls of train(), and in earlier processes of the run
         self.begun: float | None = None  # when the running call began to sample
-        self.asks: Asking | None = None  # who may stop the running call
+        self.asks: Callable[[], bool] | None = None  # returns whether the running call is to stop
         self.policies: dict[int, Policy] = {}  # for predict()
         given = {"env": env, "num_envs_per_worker": num_envs_per_worker, "num_workers": num_workers, "device": device,
-                 "env_kwargs": env_kwargs, **({"algo": self.algo} if self.algo else {}), **settings}
-        given = as_settings(given, encoder_settings(encoder or "", encodersubtype or ""), policy_kwargs or {})
+                 "env_kwargs": env_kwargs, "algo": self.algo, **settings}
+        of_encoder = parameters.encoder_settings(encoder or "", encodersubtype or "")
         take_share_of_cores()
-        run_cfg = configure(given)
+        run_cfg = configure(parameters.as_settings(given, of_encoder, policy_kwargs or {}))
         context = None if run_cfg.serial_mode else start_server()  # first, since it takes seconds
-        store_prefix = several.join_torchrun()
-        several.check_settings(vars(run_cfg), store_prefix)
-        self.cfg = dataclasses.replace(run_cfg, **several.own_settings())
+        store_prefix, of_this_rank = several.join_ranks(vars(run_cfg))
+        self.cfg = dataclasses.replace(run_cfg, **of_this_rank)
         self.services: list[Service] = []  # those that have begun
         self.crew = Processes() if context else OneProcess()
         self._allocate(run_cfg, store_prefix)
         self._meet("allocated")
-        with contextlib.ExitStack() as undo:  # after everything that may be refused: it may move or delete an old run
-            changed = ", ".join(changes(self.cfg).values())
-            with refusing_files(self.cfg.train_dir):
-                self.lock = prepare_run_dir(self.cfg.run_dir, vars(self.cfg))
-            self.news = f"changed: {changed}\n" if changed else ""
-            undo.callback(self.lock.close)
-            undo.callback(self._kill)
+        changed = ", ".join(changes(self.cfg).values())
+        self.news = f"changed: {changed}\n" if changed else ""
+        with refusing_files(self.cfg.train_dir):  # after all that may be refused: it may move or delete an old run
+            at_last = prepare_run_dir(self.cfg.run_dir, vars(self.cfg))  # unlocks the folder
+        with at_last:
+            at_last.callback(self._kill)
             self._start(run_cfg, default_services(self.cfg) if services is None else services)
-            undo.pop_all()
+            self.at_last = at_last.pop_all()
         self.is_ready = True
         self.steps_promised = self.env_steps  # those of all calls of train()
         self.tell("ready_to_train")
@@ -151,13 +133,13 @@ class Trainer:
         with left_alone():
             self.devices = [choose_device(cfg.device, policy) for policy in range(cfg.num_policies)]
             info = probe(cfg) if cfg.serial_mode else call_in_child(
-                f"probe of {cfg.env}", probe, (cfg,), cfg.seed, cfg.stall_timeout_sec + START_SEC)
+                f"probe of {cfg.env}", lambda: probe(cfg), cfg.seed, cfg.stall_timeout_sec + START_SEC)
             if cfg.self_play_past_fraction and len(info.agents) < 2:
                 raise UserError(f"--self_play_past_fraction={cfg.self_play_past_fraction} needs opponents, {cfg.env} "
                                 "has one agent")
             kinds = assign_kinds(cfg, info)
             # what the policies begin with: in a resumed run its checkpoints
-            self.found = [find_policy(run_cfg, policy, info, kind) for policy, kind in enumerate(kinds)]
+            self.found = [find_policy(run_cfg, policy, info.kinds[kind]) for policy, kind in enumerate(kinds)]
             self.models = [found.model for found in self.found]
             algorithm = algorithm_class(cfg.algo)(cfg)
         self.buffers = SharedBuffers(cfg, algorithm, info, kinds, self.models, self.devices)
@@ -168,10 +150,9 @@ class Trainer:
         """Start the processes and the services; wait until all are ready."""
         with refusing_files(self.cfg.train_dir):
             start = several.from_rank_0(f"{self.buffers.store_prefix}/start", count_start(self.cfg.run_dir))
-        self.buffers.start = int(start) + several.MAX_STARTS * this_rank().rank  # no two play the same episodes
-        restore(run_cfg, self.buffers, self.found)
-        self.news += describe_resume(self)
-        with refusing_files(self.cfg.train_dir):
+            self.buffers.start = int(start) + several.MAX_STARTS * this_rank().rank  # no two play the same episodes
+            restore(run_cfg, self.buffers, self.found)
+            self.news += describe_resume(self)
             for service in services:
                 self.services.append(service)
                 service.start(self)
@@ -204,7 +185,8 @@ class Trainer:
         and raises `KeyboardInterrupt`; afterwards the system can be used as before.
         """
         goal, before = self._goal(train_for_env_steps), self.totals()
-        with STOP_SIGNAL.watching(deferring=True) as is_outermost, Asking(self, callback, should_stop) as asks:
+        with (STOP_SIGNAL.watching(deferring=True) as is_outermost,
+              parameters.asking(self, callback, should_stop) as asks):
             if self._begin(goal):
                 try:
                     while not (self.is_over() or asks()):
@@ -233,21 +215,12 @@ class Trainer:
             case ("died", index, *_) if self.buffers.stopping and self.components[index].role != "learner":
                 return  # no loss
             case ("ready", index):
-                if self.unready.pop(index, None) and not self.unready:
-                    self.commands.repeat()
+                self.unready.pop(index, None)
             case ("replaced", indices) if len(indices) == len(self.components):
-                self.unready = {index: component.name for index, component in enumerate(self.components)}
-                self.commands.send_again()
+                self.commands.repeat()
             case ("episodes", episodes):
                 self.num_episodes += len(episodes)
-            case ("paused", worker, number):
-                self.commands.confirmed(worker, number)
-            case ("finished", policy, learner, number):
-                self.commands.answered(policy, FINISH, number, learner)
-            case ("saved" | "unsaved", policy, kind, *_):
-                self.commands.answered(policy, SAVE, kind)
-            case ("loaded", policy, donor):
-                self.commands.answered(policy, LOAD, donor)
+        self.commands.hear(report)
         are_mended = [service.on(report) for service in self.services]
         if report[0] == "died" and True not in are_mended:
             _, _, why, traceback = report
@@ -312,32 +285,30 @@ class Trainer:
     def _begin(self, goal: int) -> bool:
         """Let all workers sample until there are `goal` env_steps; return whether there is anything to do."""
         self.goal = goal
-        self.tell("beginning")  # the records may know that it is good enough
         if self.is_over():
             if goal == self.cfg.train_for_env_steps or self.env_steps < goal:  # else the call before has taken them
                 self.tell("nothing_to_do")
             return False
         self.begun = time.monotonic()
         self.tell("begun")
-        self.commands.resume(goal)
+        self.buffers.goal.fill_(goal)
+        self.commands.tell(RESUME)
         return True
 
     def _pause(self) -> None:
         """Wait until the workers have paused and the learners have trained on all that was handed in to them."""
-        several_ranks = this_rank().world_size > 1
-        if several_ranks:  # the learners tell the other ranks, and all end after the same step
-            self.buffers.training_over.fill_(True)
         self.trained_until = time.perf_counter_ns()
-        self.commands.pause()
-        if not several_ranks:
+        self.commands.tell(PAUSE)
+        if this_rank().world_size > 1:  # the learners tell the other ranks, and all end after the same step
+            self.buffers.training_over.fill_(True)
+        else:
             self.wait_until(lambda: STOP_SIGNAL() or self.commands.are_paused(),
                             lambda: "not all rollout workers have paused")
             num_learners = len(self.cfg.learners)  # the first one once more at the end: it publishes for all
             for learner in [*range(num_learners), 0] if num_learners > 1 else [0]:
                 for policy in range(self.cfg.num_policies):
-                    self.commands.send(policy, FINISH, self.commands.num_pauses, learner)
+                    self.commands.send(policy, FINISH, 0, learner)
                 self.wait_for_answers(FINISH, "finish", unless=STOP_SIGNAL)
-                self.commands.forget(FINISH)  # where a signal has interrupted
         self.trained_sec, self.begun = self.wall_sec, None
         self.tell("ended")
 
@@ -346,11 +317,10 @@ class Trainer:
         self.wait_until(lambda: unless() or not self.commands.not_answered(kind),
                         lambda: f"the learner of {self.commands.not_answered(kind)} did not {what}")
 
-    def wait_until(self, condition: Callable[[], bool], complaint: Callable[[], str],
-                   more_seconds: float = 0.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], complaint: Callable[[], str], more_sec: float = 0.0) -> None:
         """Go on with the loop until a condition holds. Raises `ComponentError` when nobody goes on for too long."""
         waits = this_rank().world_size > 1  # for another rank, until that has sampled its dataset
-        seconds = min(self.cfg.stall_timeout_sec, math.inf if waits or not self.buffers.stopping else 30) + more_seconds
+        seconds = min(self.cfg.stall_timeout_sec, math.inf if waits or not self.buffers.stopping else 30) + more_sec
         deadline, before = time.monotonic() + seconds, None
         while not condition():
             done = [*self.buffers.sgd_steps_begun.tolist(), *self.buffers.generation.tolist(), *self.commands.paused]
@@ -384,14 +354,12 @@ class Trainer:
         if self.closed or self.process != os.getpid():
             return
         self.closed = True
-        with STOP_SIGNAL.watching(deferring=True), contextlib.ExitStack() as at_last:
-            at_last.callback(self.lock.close)
+        with STOP_SIGNAL.watching(deferring=True), self.at_last as at_last:
             for service in self.services:
                 at_last.callback(service.close)
-            at_last.callback(self._kill)
+            at_last.callback(self._kill)  # before them
             if not self.ended:
-                if this_rank().world_size > 1 or len(self.cfg.learners) > 1:
-                    self.buffers.training_over.fill_(True)  # no learner begins another dataset: all ranks save the same
+                self.buffers.training_over.fill_(True)  # no learner begins another dataset: all ranks save the same
                 self.buffers.stopping.fill_(True)
                 self.tell("save")
                 for component in self.components:
@@ -417,8 +385,6 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is not None and issubclass(kind, ComponentError) and not self.ended and self.process == os.getpid():
-            self.give_up(save=True)
         try:
             self.close()
         except ComponentError:
@@ -432,8 +398,6 @@ class Trainer:
 def list_components(trainer: Trainer) -> list[Component]:
     """List the components of the pipeline, in the order of their turns in serial mode."""
     cfg, buffers, found = trainer.cfg, trainer.buffers, trainer.found
-    # Sample Factory binds by default. Here it costs 1 to 4 % while learning, and gains 3 to 5 % when only sampling
-    cores = own_cores() if cfg.set_workers_cpu_affinity else [None]
     rollout_niceness, policy_niceness = choose_niceness(cfg.num_epochs, trainer.devices[0])
     heartbeats = iter(buffers.heartbeats)
 
@@ -443,7 +407,7 @@ def list_components(trainer: Trainer) -> list[Component]:
 
     workers = [component(f"rollout_worker_{worker}", "rollout_worker", worker, trainer.rollout_worker_class,
                          buffers.worker_inboxes[worker], worker, niceness=rollout_niceness,
-                         core=cores[worker % len(cores)]) for worker in range(cfg.num_workers)]
+                         core=worker if cfg.set_workers_cpu_affinity else None) for worker in range(cfg.num_workers)]
     suffix = [f"_{policy}" if cfg.num_policies > 1 else "" for policy in range(cfg.num_policies)]
     learners = [component(f"learner{suffix[policy]}_{role}".rstrip("_"), "learner", policy, trainer.learner_class,
                           buffers.policies[policy].commands[learner], policy, learner, device, found[policy].path)

@@ -16,9 +16,9 @@ datasets small.
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from algorithm import Data
+from algorithm import Data, Outputs
 from algorithms.impala import PROFILES as IMPALA
 from algorithms.impala import PolicyGradient, PolicyGradientSettings
 from config import settings
@@ -46,7 +46,7 @@ class NStepGradient(PolicyGradient):
     Settings = Settings
     profiles = PROFILES
 
-    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
+    def targets(self, model: nn.Module, outputs: Outputs, data: Data) -> Data:
         values = model.returns.denormalize(outputs[1])
         returns, advantages = gae(data["rewards"], values, data["terminated"], data["truncated"], self.cfg.gamma, 1.0)
         return {"targets": returns, "advantages": advantages}

@@ -13,15 +13,14 @@ Source: arXiv 1803.00933. Departures: Adam instead of RMSProp; a fixed ratio of 
 sampled, where in the paper actors and learner run as fast as they can.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithm import Data, Loss, MaskedMean
-from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
+from algorithm import Data, Loss, MaskedMean, Outputs
+from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, frozen_copy
 from config import POSITIVE, Config, option, settings
 from distributions import FORBIDDEN
 from model import ActorCritic
@@ -102,21 +101,16 @@ class ApeX(ReplayAlgorithm):
         targets = trajectory["rewards"] + torch.where(discounts > 0, discounts * follows, 0.0)
         return (targets - trajectory["q_taken"]).abs() + 1e-6
 
-    def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> tuple[Tensor, ...]:
+    def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> Outputs:
         return model(model.normalize(obs), rnn_states, new_episode)[:1]
 
-    @staticmethod
-    def evaluate_following(model: nn.Module, obs: Data, rnn_states: Tensor,
-                           new_episode: Tensor) -> tuple[Tensor, ...]:
+    def evaluate_following(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> Outputs:
         """Return the target network's Q-values of the actions that the newest one prefers."""
         normalized = model.normalize(obs)
         best = model(normalized, rnn_states, new_episode)[0].argmax(-1, keepdim=True)
         return (model.target(normalized, rnn_states, new_episode)[0].gather(-1, best)[:, 0],)
 
-    def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
-        return {"targets": data["rewards"] + data["discounts"] * ask(following(data), self.evaluate_following)[0]}
-
-    def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
+    def loss(self, model: nn.Module, outputs: Outputs, data: Data, mean: MaskedMean) -> Loss:
         q = outputs[0].gather(-1, data["actions"].long())[..., 0]
         errors = (q - data["targets"]).abs()
         loss = mean(data["weights"] * errors.square()) / 2

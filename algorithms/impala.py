@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from algorithm import Algorithm, Data, Loss, MaskedMean, describe, moments_of
+from algorithm import Algorithm, Data, Loss, MaskedMean, Outputs, describe, moments_of
 from config import NOT_NEGATIVE, POSITIVE, Config, option, settings
 from vtrace import vtrace
 
@@ -70,7 +70,7 @@ class PolicyGradient(Algorithm):
         is_on_gpu = parameters[0].device.type != "cpu"  # then its counter and its rate are there too
         return torch.optim.RMSprop(parameters, cfg.learning_rate, alpha=0.99, eps=2e-5, capturable=is_on_gpu)
 
-    def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
+    def loss(self, model: nn.Module, outputs: Outputs, data: Data, mean: MaskedMean) -> Loss:
         cfg = self.cfg
         policy = model.distribution(outputs[0][:-1])
         values = outputs[1][:-1]
@@ -97,7 +97,7 @@ class VTraceGradient(PolicyGradient):
     Settings = Settings
     profiles = PROFILES
 
-    def targets(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data) -> Data:
+    def targets(self, model: nn.Module, outputs: Outputs, data: Data) -> Data:
         cfg, (parameters, values) = self.cfg, outputs
         log_ratios = model.distribution(parameters[:-1]).log_prob(data["actions"]) - data["log_probs"]
         log_ratios = log_ratios.clamp(-20, 20)

@@ -17,23 +17,23 @@ networks, though they need the policy alone. There is no entropy term.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithm import Data, Loss, MaskedMean
-from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, following, frozen_copy
+from algorithm import Data, Loss, MaskedMean, Outputs
+from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, frozen_copy
 from algorithms.replay import ReplayFeed
 from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
 from envs.flat_spaces import action_leaves, is_bounded, num_columns
-from model import NONLINEARITIES, ActorCritic, LeafEncoders, in_float32, mlp
+from model import NONLINEARITIES, ActorCritic, LeafEncoders, mlp
 from normalizers import expanded_space
 from runtime.several import SGD_STEPS
 from runtime.utils import UserError
-from shared_buffers import SLOTS, WITH_WORKER, SharedBuffers, Spec
+from shared_buffers import SLOTS, WITH_WORKER, Spec
 
 V, P = "v", "p"  # the learners of a policy
 POLL_SEC = 0.001  # the learners look at each other's counts so often
@@ -81,7 +81,7 @@ class QNetwork(nn.Module):
         features = [normalized[name].float() for name in self.vectors]
         if self.encoder is not None:
             features.append(self.encoder(normalized).float())
-        with in_float32(actions.device):
+        with torch.autocast(actions.device.type, enabled=False):
             return self.body(torch.cat([*features, actions], -1)).squeeze(-1)
 
 
@@ -110,89 +110,13 @@ def actions_of(policy: nn.ModuleList, normalized: Data) -> Tensor:
     """Return the actions [B, n] in [-1, 1] that a policy takes."""
     encoder, head = policy
     features = encoder(normalized).float()
-    with in_float32(features.device):
+    with torch.autocast(features.device.type, enabled=False):
         return head(features).tanh()
 
 
 def smaller(q: nn.ModuleList, normalized: Data, actions: Tensor) -> Tensor:
     """Return the smaller one of both Q-values, [B]."""
     return torch.minimum(*(network(normalized, actions) for network in q))
-
-
-class ParallelQLearning(ReplayAlgorithm):
-    """The V-learner or the P-learner, and the actor."""
-
-    Settings = Settings
-    profiles = PROFILES
-    inputs = ("actions",)
-
-    def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
-        if not all(isinstance(leaf, spaces.Box) and is_bounded(leaf).all()
-                   for leaf in action_leaves(action_space).values()):
-            raise UserError(f"--algo=pql needs bounded continuous actions, not {action_space}; use --algo=appo")
-        model = ActorAndQ(self.cfg, obs_space, action_space)
-        if self.role:
-            (model.policy if self.role == V else model.q).requires_grad_(False)  # the other learner's part
-        return model
-
-    def act(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor, *,
-            deterministic: bool = False, agent_rank: Tensor | None = None) -> tuple[Data, Tensor]:
-        actions = actions_of(model.policy, model.normalize(obs))
-        if agent_rank is not None:
-            smallest, largest = model.exploration
-            deviation = smallest + agent_rank * (largest - smallest)
-            actions = (actions + deviation[:, None] * torch.randn_like(actions)).clamp(-1, 1)
-        return {"actions": actions}, rnn_states
-
-    # ---- learning ------------------------------------------------------------------------------------------------
-
-    def row_specs(self, specs: Mapping[str, Spec]) -> dict[str, Spec]:
-        """List the columns; the P-learner looks at no transitions, but at single observations."""
-        rows = super().row_specs(specs)
-        unused = ("rewards", "discounts", "steps") if self.role == P else ()
-        return {name: spec for name, spec in rows.items() if name not in unused}
-
-    def make_feed(self, buffers: SharedBuffers, policy: int, learner: int, *, pinned: bool,
-                  deliver: Callable[[Any], None] | None) -> ReplayFeed:
-        return (FeedOfV if self.role == V else FeedOfP)(self, buffers, policy, learner, deliver, pinned=pinned)
-
-    def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor,
-                 actions: Tensor) -> tuple[Tensor, ...]:
-        normalized = model.normalize(obs)
-        if self.role == P:
-            return (smaller(model.q, normalized, actions_of(model.policy, normalized)),)
-        return tuple(network(normalized, actions) for network in model.q)
-
-    def evaluate_following(self, model: nn.Module, obs: Data, rnn_states: Tensor,
-                           new_episode: Tensor) -> tuple[Tensor, ...]:
-        """Return the smaller target Q-value of the target policy's actions."""
-        normalized = model.normalize(obs)
-        actions = actions_of(model.target_policy, normalized)
-        noise = (TARGET_NOISE * torch.randn_like(actions)).clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)
-        return (smaller(model.target_q, normalized, (actions + noise).clamp(-1, 1)),)
-
-    def prepare(self, model: nn.Module, data: Data, ask: Callable[..., tuple[Tensor, ...]]) -> Data:
-        if self.role == P:
-            return {}
-        return {"targets": data["rewards"] + data["discounts"] * ask(following(data), self.evaluate_following)[0]}
-
-    def loss(self, model: nn.Module, outputs: tuple[Tensor, ...], data: Data, mean: MaskedMean) -> Loss:
-        if self.role == P:
-            loss = -mean(outputs[0])
-            return Loss(loss, {"policy_loss": loss})
-        errors = [q - data["targets"] for q in outputs]
-        loss = sum(mean(data["weights"] * error.square()) for error in errors)
-        with torch.no_grad():
-            size = torch.stack(errors).abs().mean(0)
-            statistics = {"q_loss": loss, "td_error": mean(size), "q": mean(outputs[0]), "q_max": outputs[0].max(),
-                          "noise_max": model.exploration[1]}
-            return Loss(loss, statistics, priorities=size + 1e-6 if self.cfg.replay_alpha else None)
-
-    def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
-        model.exploration[1] = self.cfg.noise_max  # a population changes it
-        if self.role == V:
-            follow(model.target_q, model.q, self.cfg.target_tau)
-            follow(model.target_policy, model.policy, self.cfg.target_tau)
 
 
 class PairedFeed(ReplayFeed):
@@ -221,7 +145,7 @@ class FeedOfV(PairedFeed):
 
     def is_ahead(self) -> bool:
         """Return whether the P-updates are two datasets behind."""
-        cfg, (of_v, of_p) = self.algorithm.cfg, self.updates()
+        cfg, (of_v, of_p) = self.cfg, self.updates()
         # in serial mode its turn comes later
         return not cfg.serial_mode and cfg.policy_ratio * of_v - of_p >= 2 * cfg.num_batches_per_epoch
 
@@ -234,7 +158,7 @@ class FeedOfP(PairedFeed):
         self.inbox = self.buffers.policies[self.policy].passed_on[0]
 
     def take(self, kind: int, *slots: int) -> None:
-        self.insert(kind, *slots)
+        self.insert(slots)
 
     def serve(self) -> None:
         if not self.inbox.empty(POLL_SEC):
@@ -253,6 +177,73 @@ class FeedOfP(PairedFeed):
 
     def is_due(self) -> bool:
         """Return whether the V-updates so far ask for another dataset."""
-        cfg, (of_v, _) = self.algorithm.cfg, self.updates()
+        cfg, (of_v, _) = self.cfg, self.updates()
         allowed = cfg.policy_ratio * of_v * cfg.batch_size
         return self.inserted > 0 and self.drawn + cfg.samples_per_dataset <= allowed
+
+
+class ParallelQLearning(ReplayAlgorithm):
+    """The V-learner or the P-learner, and the actor."""
+
+    Settings = Settings
+    profiles = PROFILES
+    feeds: ClassVar[dict[str, type[ReplayFeed]]] = {V: FeedOfV, P: FeedOfP}
+    inputs = ("actions",)
+
+    def make_model(self, obs_space: dict[str, spaces.Space], action_space: spaces.Space) -> nn.Module:
+        if not all(isinstance(leaf, spaces.Box) and is_bounded(leaf).all()
+                   for leaf in action_leaves(action_space).values()):
+            raise UserError(f"--algo=pql needs bounded continuous actions, not {action_space}; use --algo=appo")
+        model = ActorAndQ(self.cfg, obs_space, action_space)
+        if self.role:
+            (model.policy if self.role == V else model.q).requires_grad_(False)  # the other learner's part
+        return model
+
+    def act(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor, *,
+            deterministic: bool = False, agent_rank: Tensor | None = None) -> tuple[Data, Tensor]:
+        actions = actions_of(model.policy, model.normalize(obs))
+        if agent_rank is not None:
+            smallest, largest = model.exploration
+            deviation = smallest + agent_rank * (largest - smallest)
+            actions = (actions + deviation[:, None] * torch.randn_like(actions)).clamp(-1, 1)
+        return {"actions": actions}, rnn_states
+
+    # ---- learning ------------------------------------------------------------------------------------------------
+
+    def row_specs(self, specs: Mapping[str, Spec]) -> dict[str, Spec]:
+        """List the columns; the P-learner looks at no transitions, but at single observations."""
+        rows = super().row_specs(specs)
+        unused = ("rewards", "discounts", "steps") if self.role == P else ()
+        return {name: spec for name, spec in rows.items() if name not in unused}
+
+    def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor,
+                 actions: Tensor) -> Outputs:
+        normalized = model.normalize(obs)
+        if self.role == P:
+            return (smaller(model.q, normalized, actions_of(model.policy, normalized)),)
+        return tuple(network(normalized, actions) for network in model.q)
+
+    def evaluate_following(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> Outputs:
+        """Return the smaller target Q-value of the target policy's actions."""
+        normalized = model.normalize(obs)
+        actions = actions_of(model.target_policy, normalized)
+        noise = (TARGET_NOISE * torch.randn_like(actions)).clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)
+        return (smaller(model.target_q, normalized, (actions + noise).clamp(-1, 1)),)
+
+    def loss(self, model: nn.Module, outputs: Outputs, data: Data, mean: MaskedMean) -> Loss:
+        if self.role == P:
+            loss = -mean(outputs[0])
+            return Loss(loss, {"policy_loss": loss})
+        errors = [q - data["targets"] for q in outputs]
+        loss = sum(mean(data["weights"] * error.square()) for error in errors)
+        with torch.no_grad():
+            size = torch.stack(errors).abs().mean(0)
+            statistics = {"q_loss": loss, "td_error": mean(size), "q": mean(outputs[0]), "q_max": outputs[0].max(),
+                          "noise_max": model.exploration[1]}
+            return Loss(loss, statistics, priorities=size + 1e-6 if self.cfg.replay_alpha else None)
+
+    def after_sgd_step(self, model: nn.Module, sgd_steps: int) -> None:
+        model.exploration[1] = self.cfg.noise_max  # a population changes it
+        if self.role == V:
+            follow(model.target_q, model.q, self.cfg.target_tau)
+            follow(model.target_policy, model.policy, self.cfg.target_tau)

@@ -5,21 +5,20 @@ Read next: `apex.py`.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Data
+from algorithm import Algorithm, Data, Outputs
 from algorithms.replay import ReplayFeed
-from config import FRACTION, POSITIVE, Config, option
+from config import FRACTION, POSITIVE, Config, option, settings
 from runtime.utils import UserError
 from shared_buffers import SharedBuffers, Spec
 
 
-@dataclass(frozen=True)
+@settings(normalize_returns=False)
 class ReplaySettings(Config):
     """The settings of a replay beside those of every algorithm."""
 
@@ -35,7 +34,6 @@ class ReplaySettings(Config):
     replay_alpha: float = option(0.6, "replay", "exponent of the priorities; 0: all alike", bounds=FRACTION)
     replay_beta: float = option(0.4, "replay", "exponent of the importance weights", bounds=FRACTION)
     n_step: int = option(3, "replay", "rewards in a return before a value stands for the rest", bounds=POSITIVE)
-    normalize_returns: bool = option(False, "learner", "not used: values are learned in units of the rewards")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,13 +51,22 @@ class ReplayAlgorithm(Algorithm):
     """What Ape-X and PQL have in common."""
 
     datasets_at_once = 8
+    feeds: ClassVar[dict[str, type[ReplayFeed]]] = {"": ReplayFeed}  # of each role
+    # like `evaluate`: the values of the observations that follow, for targets that are computed once a dataset
+    evaluate_following: Callable[..., Outputs] | None = None
 
     def columns(self, action_space: spaces.Space) -> dict[str, Spec]:
         return {}
 
-    def make_feed(self, buffers: SharedBuffers, policy: int, learner: int, *, pinned: bool,
-                  deliver: Callable[[Any], None] | None) -> ReplayFeed:
-        return ReplayFeed(self, buffers, policy, learner, deliver, pinned=pinned)
+    def make_feed(self, buffers: SharedBuffers, policy: int, learner: int) -> ReplayFeed:
+        return self.feeds[self.role](self, buffers, policy, learner)
+
+    def prepare(self, model: nn.Module, data: Data, ask: Callable[..., Outputs]) -> Data:
+        if self.evaluate_following is None or "rewards" not in data:
+            return {}
+        rows = {name.removeprefix("following_"): data[name] for name in data if name.startswith("following_")}
+        rows |= {name: data[name] for name in ("rnn_states", "new_episode")}
+        return {"targets": data["rewards"] + data["discounts"] * ask(rows, self.evaluate_following)[0]}
 
     def first_priorities(self, trajectory: Data) -> Tensor:
         """Return the priorities [T] float32 with which a trajectory's transitions begin; nan: the largest so far."""
@@ -69,14 +76,12 @@ class ReplayAlgorithm(Algorithm):
         """List the columns of a replay, from those of a trajectory."""
         kept = {name: Spec(spec.shape[1:], spec.dtype) for name, spec in specs.items()
                 if name.startswith("obs/") or name == "actions"}
-        return kept | {"rewards": Spec((), torch.float32), "discounts": Spec((), torch.float32),
-                       "steps": Spec((), torch.int64), "policy_lag": Spec((), torch.int64)}
-
-
-def following(data: Data) -> Data:
-    """Return what `Learner.evaluate` needs to judge the observations that follow, [B, 1, ...]."""
-    rows = {name: data[name] for name in ("rnn_states", "new_episode")}
-    return rows | {name.removeprefix("following_"): data[name] for name in data if name.startswith("following_")}
+        return kept | {
+            "rewards": Spec((), torch.float32),
+            "discounts": Spec((), torch.float32),
+            "steps": Spec((), torch.int64),
+            "policy_lag": Spec((), torch.int64),
+        }
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:

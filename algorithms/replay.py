@@ -29,7 +29,7 @@ with an empty one. Read next: `q_learning.py`.
 """
 
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from feed import Data, Feed, scale_rewards
 from runtime.utils import REPLAY, derive_seed
-from shared_buffers import SLOTS, SharedBuffers, Spec, allocate
+from shared_buffers import SharedBuffers, Spec, allocate
 
 
 def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float,
@@ -221,25 +221,22 @@ class Dataset:
 class ReplayFeed(Feed):
     """Puts every transition into a replay, and draws as often as the ratio says."""
 
-    def __init__(self, algorithm: Any, buffers: SharedBuffers, policy: int, learner: int,
-                 deliver: Callable[[Dataset], None] | None, *, pinned: bool) -> None:
+    def __init__(self, algorithm: Any, buffers: SharedBuffers, policy: int, learner: int) -> None:
         """Allocate the replay of one learner, and two datasets; algorithm: a `q_learning.ReplayAlgorithm`."""
-        cfg = algorithm.cfg
-        super().__init__(cfg, buffers, policy, deliver)
-        self.algorithm = algorithm
-        specs = algorithm.row_specs(self.specs)
-        self.replay = Replay(specs, cfg.rollout, cfg.replay_size, cfg.env_framestack, cfg.replay_alpha,
-                             derive_seed(cfg.seed, REPLAY, buffers.start, policy, learner))
+        cfg, self.algorithm = algorithm.cfg, algorithm
+        super().__init__(cfg, buffers, policy)
+        self.replay = Replay(algorithm.row_specs(self.specs), cfg.rollout, cfg.replay_size, cfg.env_framestack,
+                             cfg.replay_alpha, derive_seed(cfg.seed, REPLAY, buffers.start, policy, learner))
         self.inserted = self.drawn = 0  # transitions
-        # the batcher draws into one; the other is trained on, or waits in `spare` for `allow_next`
-        self.drawing, self.spare = (Dataset(specs, cfg.samples_per_dataset, pinned=pinned) for _ in range(2))
         self.trained: queue.Queue[Dataset] = queue.Queue()  # from training to the batcher
+
+    def make_dataset(self) -> Dataset:
+        return Dataset(self.algorithm.row_specs(self.specs), self.cfg.samples_per_dataset, pinned=self.pinned)
 
     # ---- the batcher ---------------------------------------------------------------------------------------------
 
-    def insert(self, kind: int, *slots: int) -> None:
+    def insert(self, slots: Sequence[int]) -> None:
         """Store trajectories, give their slots back, hand over what may be trained on meanwhile, and wait."""
-        assert kind == SLOTS, kind
         self.copy(slots)
         self.free_slots(slots)
         self.deliver_due()
@@ -259,12 +256,12 @@ class ReplayFeed(Feed):
         """Draw datasets as long as one is due; each waits until training has begun the last step of the one before."""
         while self.is_due() and not self.buffers.stopping:
             self.draw()
-            self.deliver(self.drawing)
-            self.drawing = self.returned.get()  # back-pressure
+            self.deliver(self.filling)
+            self.filling = self.returned.get()  # back-pressure
 
     def is_due(self) -> bool:
         """Return whether the ratio asks for another dataset."""
-        cfg = self.algorithm.cfg
+        cfg = self.cfg
         allowed = cfg.replay_ratio * (self.inserted - cfg.replay_warmup)
         return self.drawn + cfg.samples_per_dataset <= allowed
 
@@ -273,7 +270,7 @@ class ReplayFeed(Feed):
         while not self.trained.empty():
             dataset = self.trained.get()
             self.replay.update(dataset.drawn, dataset.priorities)
-        cfg, dataset = self.algorithm.cfg, self.drawing
+        cfg, dataset = self.cfg, self.filling
         drawn = self.replay.draw(cfg.num_batches_per_epoch, cfg.batch_size, cfg.replay_beta)
         self.drawn += len(drawn.rows)
         dataset.drawn = drawn
@@ -288,8 +285,8 @@ class ReplayFeed(Feed):
 
     def split(self, generator: torch.Generator) -> list[slice]:
         """Return the minibatches one after another: each was drawn by itself."""
-        cfg = self.algorithm.cfg
-        return [slice(begin, begin + cfg.batch_size) for begin in range(0, cfg.samples_per_dataset, cfg.batch_size)]
+        size = self.cfg.batch_size
+        return [slice(begin, begin + size) for begin in range(0, self.cfg.samples_per_dataset, size)]
 
     def release(self, dataset: Dataset) -> None:
         """Take a dataset back; its priorities are set before the next but one is drawn."""

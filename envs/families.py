@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,9 +22,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from envs.flat_spaces import LARGEST, is_channels_last
+from envs.flat_spaces import ACTION_MASK, LARGEST, is_channels_last, parts_of
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, pettingzoo_maker
-from envs.vector_env import EnvInfo, Guard, GymVectorEnv, Info, VectorEnv, describe, naming_failures
+from envs.vector_env import EnvInfo, Guard, GymVectorEnv, Info, VectorEnv, naming_failures
 from runtime.utils import ENVIRONMENT, Named, UserError, derive_seed, import_module
 
 Config = Any  # that of `config.py`, of which environments know a few settings
@@ -44,7 +45,7 @@ def any_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) 
         env = convert_turns(spec.entry_point(**copy.deepcopy(spec.kwargs), **kwargs))
     if not cfg.res_w or hasattr(env, "possible_agents"):
         return env
-    resize = functools.partial(resized, (cfg.res_w, cfg.res_h), env.observation_space)
+    resize = functools.partial(resized, (cfg.res_h, cfg.res_w), env.observation_space)
     return gym.wrappers.TransformObservation(env, resize, resize(env.observation_space))
 
 
@@ -64,21 +65,20 @@ class OneSeed(gym.vector.VectorWrapper):
 
 
 def resized(size: tuple[int, int], space: spaces.Space, value: Any) -> Any:
-    """Resize HxWxC uint8 images to (width, height), also in Dicts and Tuples: those of an observation, or of the space.
+    """Resize HxWxC uint8 images to (height, width), also in Dicts and Tuples: those of an observation, or of the space.
 
     Gymnasium's ResizeObservation takes one image alone.
     """
-    if isinstance(space, spaces.Dict):
-        return type(value)({key: resized(size, part, value[key]) for key, part in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return type(value)([resized(size, part, value[i]) for i, part in enumerate(space.spaces)])
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = {key: resized(size, part, value[key]) for key, part in parts_of(space).items()}
+        return type(value)(parts if isinstance(space, spaces.Dict) else parts.values())
     if space.dtype != np.uint8 or len(space.shape) != 3 or not is_channels_last(space.shape):
         return value
     if value is space:
-        return spaces.Box(0, 255, (*size[::-1], space.shape[2]), np.uint8)
+        return spaces.Box(0, 255, (*size, space.shape[2]), np.uint8)
     import cv2  # noqa: PLC0415  slow to import
 
-    return cv2.resize(value, size, interpolation=cv2.INTER_AREA).reshape(*size[::-1], -1)
+    return cv2.resize(value, size[::-1], interpolation=cv2.INTER_AREA).reshape(*size, -1)
 
 
 # ---- MiniGrid, VizDoom, MuJoCo -----------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def find_spec(env_id: str) -> EnvSpec:
     if isinstance(env_id, Named):
         return env_id.value if isinstance(env_id.value, EnvSpec) else EnvSpec(id=env_id, entry_point=env_id.value)
     module, _, name = env_id.rpartition(":")
-    with naming_failures(env_id, None, 0, "import"):
+    with naming_failures(env_id, lambda: "its import"):
         if env_id.startswith(PREFIX):
             return EnvSpec(id=env_id, entry_point=pettingzoo_maker(env_id))
         if module and callable(found := getattr(import_module(module), name, None)):
@@ -286,7 +286,7 @@ def spec_of(cfg: Config) -> EnvSpec:
 
     Of a registered id `max_episode_steps` is an argument of gymnasium.make, as one would write it there.
     """
-    spec, given = find_spec(cfg.env), dict(cfg.env_arguments)
+    spec, given = find_spec(cfg.env), json.loads(cfg.env_kwargs or "{}")
     if spec.id in gym.registry and "max_episode_steps" in given:
         spec = dataclasses.replace(spec, max_episode_steps=given.pop("max_episode_steps"))
     return dataclasses.replace(spec, kwargs={**spec.kwargs, **given})
@@ -306,15 +306,15 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     for name in ("env_frameskip", "env_framestack", "res_w", "res_h"):
         if name not in kind.obeys and getattr(cfg, name) != getattr(type(cfg), name):
             raise UserError(f"--{name} is not for {cfg.env}; leave it at {getattr(type(cfg), name)}")
-    resize = functools.partial(resized, (cfg.res_w, cfg.res_h)) if cfg.res_w else None
-    with naming_failures(cfg.env, None, 0, "make"):
+    resize = functools.partial(resized, (cfg.res_h, cfg.res_w)) if cfg.res_w else None
+    with naming_failures(cfg.env, lambda: "its maker"):
         spec = spec_of(cfg)
         batch = kind.make_batch(cfg, spec, num_envs) if render_mode is None else None
         envs = [kind.make(cfg, spec, render_mode) for _ in range(num_envs)] if batch is None else []
         if envs and hasattr(envs[0], "possible_agents"):
             env = ParallelVectorEnv(envs, cfg.env, squash_actions=cfg.squash_actions, resize=resize)
         else:
-            guards = [functools.partial(Guard, each, cfg.env, cfg.pbt_target_objective) for each in envs]
+            guards = [functools.partial(Guard, each) for each in envs]
             env = GymVectorEnv(gym.vector.SyncVectorEnv(guards, copy=False) if batch is None else batch, cfg.env,
                                squash_actions=cfg.squash_actions)
     env.objective = cfg.pbt_target_objective
@@ -333,6 +333,6 @@ def probe(cfg: Config) -> EnvInfo:
     """
     with contextlib.closing(make_vector_env(cfg, 1)) as env:
         env.reset([derive_seed(cfg.seed, ENVIRONMENT, part=PROBED)])
-        if not any(kind.has_mask for kind in env.kinds):
+        if not any(ACTION_MASK in kind.obs_space for kind in env.kinds):
             env.step(env.no_actions())
-        return describe(env)
+        return EnvInfo(env.agents, env.kind_of_agent, env.kinds, env.default_shaping)

@@ -19,11 +19,13 @@ sizes from the same functions.
 import functools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from runtime.utils import UserError
 
@@ -33,6 +35,8 @@ TEXT_BITS = 64
 LARGEST = 1e12
 
 Observation = dict[str, np.ndarray]
+Data = dict[str, Tensor]
+Leaves = dict[str, spaces.Space]
 
 
 # ---- nested spaces -----------------------------------------------------------------------------------------------
@@ -46,19 +50,15 @@ def plain_parts(space: spaces.Space) -> dict[str, spaces.Space]:
 def _walk(space: spaces.Space, value: Any = None, path: str = "") -> Iterator[tuple[str, spaces.Space, Any]]:
     """Yield each plain part of a space: its path, its space, and its part of a value of the space."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key, part in _parts(space).items():
+        for key, part in parts_of(space).items():
             yield from _walk(part, None if value is None else value[key], f"{path}/{key}" if path else str(key))
     else:
         yield path, space, value
 
 
-def _parts(space: spaces.Dict | spaces.Tuple) -> Mapping[Any, spaces.Space]:
+def parts_of(space: spaces.Dict | spaces.Tuple) -> Mapping[Any, spaces.Space]:
+    """Return the parts of a space of the first level, by the keys of its values."""
     return space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-
-
-def describe_parts(space: spaces.Space, *, bounds: bool) -> dict[str, str]:
-    """Describe what a policy relies on in each plain part of a space; the bounds of what it sees it never knew."""
-    return {path: _describe(part, bounds=bounds) for path, part in plain_parts(space).items()}
 
 
 def _describe(space: spaces.Space, *, bounds: bool) -> str:
@@ -118,34 +118,24 @@ def is_channels_last(shape: tuple[int, ...]) -> bool:
 
 def is_text(space: spaces.Space) -> bool:
     """Return whether a space holds texts: gymnasium's `Text`, or another one of its type."""
-    dtype = getattr(space, "dtype", None)
-    return dtype is not None and dtype.kind == "U"
+    return getattr(getattr(space, "dtype", None), "kind", "") == "U"
 
 
-def obs_dtype(leaf: spaces.Space) -> torch.dtype:
-    """Store images of bytes and bits as uint8, indices as int64, wide numbers as float64 and all else as float32."""
-    if num_options(leaf):
-        return torch.int64
-    if leaf.dtype == np.float64:
-        return torch.float64
-    return torch.uint8 if isinstance(leaf, spaces.MultiBinary) or leaf.dtype == np.uint8 else torch.float32
+def dtype_of(space: spaces.Space) -> torch.dtype:
+    """Return the dtype in which values of a space that is no Dict, Tuple or Text lie in tensors."""
+    return getattr(torch, space.dtype.name)
 
 
-def flatten_obs(space: spaces.Space, obs: Any) -> Observation:
-    """Turn a batch of N observations into a dict of leaves [N, ...]."""
-    return {path or "obs": _flatten_part(part, value) for path, part, value in _walk(space, obs)}
+def flatten_obs(space: spaces.Space, leaves: Mapping[str, spaces.Space], obs: Any) -> Observation:
+    """Turn a batch of N observations of a space into a dict of its leaves [N, ...]."""
+    return {path or "obs": _as_numbers(part, batch).reshape(len(batch), *leaves[path or "obs"].shape)
+            for path, part, batch in _walk(space, obs)}
 
 
-def _flatten_part(space: spaces.Space, obs: Any) -> np.ndarray:
+def _as_numbers(space: spaces.Space, batch: Any) -> np.ndarray:
     if is_text(space):
-        return np.stack([hash_words(text) for text in obs])
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        obs = np.asarray(obs, np.int64) - space.start
-    if isinstance(space, spaces.Discrete):
-        return obs
-    if isinstance(space, spaces.Box) and is_image(space):
-        return obs if len(space.shape) == 3 else obs[:, None]
-    return obs.reshape(len(obs), -1)
+        return np.stack([hash_words(text) for text in batch])
+    return np.asarray(batch, np.int64) - space.start if hasattr(space, "start") else batch
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -178,16 +168,11 @@ def num_columns(space: spaces.Space) -> int:
 
 def num_action_parameters(space: spaces.Space) -> int:
     """Count the numbers that describe a distribution: logits; for a Box means and log standard deviations."""
-    count = mask_size(space)
+    count = 0
     for part in action_leaves(space).values():
-        if not num_options(part):
-            count += int(np.prod(part.shape)) * (2 if isinstance(part, spaces.Box) else 1)
+        of_each = 2 if isinstance(part, spaces.Box) else 1
+        count += sum(num_options(part)) or of_each * int(np.prod(part.shape))
     return count
-
-
-def mask_size(space: spaces.Space) -> int:
-    """Count the bits of an action mask."""
-    return sum(sum(num_options(part)) for part in action_leaves(space).values())
 
 
 def unflatten_actions(space: spaces.Space, actions: np.ndarray, *, squash: bool = False) -> Any:
@@ -197,30 +182,27 @@ def unflatten_actions(space: spaces.Space, actions: np.ndarray, *, squash: bool 
     low and +1 its high; what lies beyond is clipped, or with `squash` everything is squashed into it with tanh.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = _parts(space)
+        parts = parts_of(space)
         columns = np.split(actions, np.cumsum([num_columns(part) for part in parts.values()])[:-1], 1)
         values = {key: unflatten_actions(part, own, squash=squash)
                   for (key, part), own in zip(parts.items(), columns, strict=True)}
         return values if isinstance(space, spaces.Dict) else tuple(values.values())
     actions = actions.reshape(len(actions), *space.shape)
-    if isinstance(space, spaces.Box):
-        return _to_bounds(space, np.tanh(actions) if squash else actions)
-    return actions.astype(space.dtype) + getattr(space, "start", 0)
-
-
-def is_bounded(space: spaces.Box) -> np.ndarray:
-    """Return which dimensions of a Box have a range, [*shape] bool; those up to the ends of float32 have none."""
-    with np.errstate(over="ignore"):
-        return space.high.astype(np.float64) - space.low.astype(np.float64) <= np.finfo(np.float32).max
-
-
-def _to_bounds(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
+    if not isinstance(space, spaces.Box):
+        return actions.astype(space.dtype) + getattr(space, "start", 0)
+    actions = np.tanh(actions) if squash else actions
     bounded = is_bounded(space)
     low = np.where(bounded, space.low, -1.0)
     high = np.where(bounded, space.high, 1.0)
     scaled = low + (np.clip(actions, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
     scaled = np.clip(np.where(bounded, scaled, actions), space.low, space.high)  # also against rounding
     return (np.rint(scaled) if np.issubdtype(space.dtype, np.integer) else scaled).astype(space.dtype)
+
+
+def is_bounded(space: spaces.Box) -> np.ndarray:
+    """Return which dimensions of a Box have a range, [*shape] bool; those up to the ends of float32 have none."""
+    with np.errstate(over="ignore"):
+        return np.subtract(space.high, space.low, dtype=np.float64) <= np.finfo(np.float32).max
 
 
 def flatten_mask(mask: Any) -> np.ndarray:
@@ -239,19 +221,16 @@ def flatten_mask(mask: Any) -> np.ndarray:
 class AgentKind:
     """Agents with the same spaces: converts between an environment's forms and arrays, and checks what comes."""
 
-    def __init__(self, name: str, space: spaces.Space, action_space: spaces.Space, index: np.ndarray,
-                 *, squash_actions: bool) -> None:
-        """Convert for the agents `index`, [M of the kind], of an environment called `name`."""
-        self.name = name
+    def __init__(self, space: spaces.Space, action_space: spaces.Space, index: np.ndarray, *, squash: bool) -> None:
+        """Convert for the agents `index`, [M of the kind]; squash: continuous actions into their bounds."""
         self.index = index
         self.space = space
         self.action_space = action_space
-        self._squash = squash_actions
+        self._squash = squash
         self._num_options = [n for leaf in action_leaves(action_space).values() for n in num_options(leaf)]
         self.obs_space = obs_leaves(space)
-        self.has_mask = self.mask_in_info = False
         if self.obs_space.pop(ACTION_MASK, None) is not None:
-            self.add_mask(in_info=False)
+            self.add_mask()
         self._ranges: dict[str, tuple[Any, Any]] = {}  # of leaves that may hold what cannot be learned from
         for leaf_name, leaf in self.obs_space.items():
             if options := num_options(leaf):
@@ -259,19 +238,17 @@ class AgentKind:
             elif isinstance(leaf, spaces.Box) and leaf.dtype != np.uint8:
                 self._ranges[leaf_name] = (-LARGEST, LARGEST)
 
-    def add_mask(self, *, in_info: bool) -> None:
+    def add_mask(self) -> None:
         """Take action masks into `obs_space`. They come with the observations, or else with the infos."""
-        self.has_mask, self.mask_in_info = True, in_info
-        self.obs_space = {**self.obs_space, ACTION_MASK: spaces.MultiBinary(mask_size(self.action_space))}
+        self.obs_space[ACTION_MASK] = spaces.MultiBinary(sum(self._num_options))
 
     def flatten(self, obs: Any, masks: Sequence[Any] = ()) -> Observation:
         """Convert a batch of observations in the form of the environment; masks: those of the infos, or None."""
-        flat = flatten_obs(self.space, obs)
-        if self.has_mask:
-            flat[ACTION_MASK] = self.join_masks(masks if self.mask_in_info else flat[ACTION_MASK])
+        flat = flatten_obs(self.space, self.obs_space, obs)
+        if ACTION_MASK in self.obs_space:
+            flat[ACTION_MASK] = self.join_masks(flat.get(ACTION_MASK, masks))
         elif any(mask is not None for mask in masks):
-            raise UserError(f"{self.name}: info['{ACTION_MASK}'] comes from step() but not from reset(); "
-                            "give it in both")
+            raise UserError(f"info['{ACTION_MASK}'] comes from step() but not from reset(); give it in both")
         return flat
 
     def actions(self, rows: np.ndarray) -> Any:
@@ -291,12 +268,37 @@ class AgentKind:
         of_choices = np.split(masks, np.cumsum(self._num_options)[:-1], 1)
         return np.any([~mask.any(1) for mask in of_choices], 0)
 
+    def describe(self) -> dict[str, str]:
+        """Describe what the agents see, in the order in which a model takes it, and do; for their checkpoints.
+
+        The bounds of what it sees a policy never knew.
+        """
+        seen = {path or "obs": _describe(part, bounds=False) for path, part in plain_parts(self.space).items()}
+        done = [f"{path} {_describe(part, bounds=True)}" for path, part in plain_parts(self.action_space).items()]
+        described = {f"observation {name}": seen[name] for name in self.obs_space if name != ACTION_MASK}
+        return described | {"action": ", ".join(map(str.strip, done))}
+
+    def as_trained(self, state: Mapping[str, Any], path: Path) -> dict[str, spaces.Space]:
+        """Return the leaves of the observations in the order of a checkpoint: they are found by their names.
+
+        Raises `UserError` when the policy was trained with other spaces, which would mean something else to it.
+        """
+        own = self.describe()
+        saved = state.get("spaces", own)  # checkpoints of the first versions hold none
+        changed = [f"{name} is {own.get(name, 'gone')} and was {saved.get(name, 'not there')}"
+                   for name in saved | own if own.get(name) != saved.get(name)]
+        if changed:
+            raise UserError(f"checkpoint {path} was trained with other spaces: {'; '.join(changed)[:500]}; give the "
+                            "environment its former ones, or use another --experiment, or --restart_behavior=restart")
+        parts = (name.removeprefix("observation ") for name in saved if name != "action")
+        return {part: self.obs_space[part] for part in parts} | self.obs_space
+
     def find_fault(self, obs: Observation) -> tuple[int, str] | None:
         """Find an agent (by its place in the kind) whose observation cannot be learned from, and say why."""
         for name, (low, high) in self._ranges.items():
             if fault := out_of_range(f"observation '{name}'", obs[name], low, high):
                 return fault
-        if self.has_mask and (forbidden := self.forbids_all(obs[ACTION_MASK])).any():
+        if ACTION_MASK in obs and (forbidden := self.forbids_all(obs[ACTION_MASK])).any():
             return int(forbidden.argmax()), "the action mask forbids every action"
         return None
 

@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from envs.flat_spaces import ACTION_MASK, AgentKind, Observation
+from envs.flat_spaces import ACTION_MASK, Observation
 from envs.vector_env import Step, VectorEnv, as_number
 from runtime.utils import UserError, import_module
 
 PREFIX = "pettingzoo:"
-ByAgent = Mapping[Any, Any]
 
 
 class ParallelVectorEnv(VectorEnv):
@@ -37,110 +36,94 @@ class ParallelVectorEnv(VectorEnv):
                  resize: Callable | None = None) -> None:
         """Take over what is made. resize(space, obs) returns an observation, or its own space, with resized images."""
         first = envs[0]
-        self._number = {agent: i for i, agent in enumerate(first.possible_agents)}
-        self._spaces = {agent: first.observation_space(agent) for agent in self._number}
+        self._spaces = {agent: first.observation_space(agent) for agent in first.possible_agents}
         self._resize = resize or (lambda space, obs: obs)
         pairs = [(self._resize(space, space), first.action_space(agent)) for agent, space in self._spaces.items()]
         super().__init__(name, len(envs), list(map(str, self._spaces)), pairs, squash_actions)
         self._envs = envs
-        self.frames_per_sec = getattr(first, "metadata", {}).get("render_fps") or VectorEnv.frames_per_sec
-        if hasattr(first, "get_default_reward_shaping"):
-            self.default_shaping = first.get_default_reward_shaping()
+        self._learn_of(first)
         self._batch_spaces = [batch_space(kind.action_space, len(kind.index)) for kind in self.kinds]
-        self._live: list[list[Any]] = [[] for _ in envs]  # agents whose episodes go on
-        self._ended: list[set[Any]] = [set() for _ in envs]  # agents whose episodes are over
-        self._active = np.zeros(self.num_envs * len(self.agents), bool)  # [M]
+        # [M] bool: whose episode goes on, whose is over (who has not joined is neither), who acts next
+        self._live, self._over, self._active = np.zeros((3, len(envs) * len(pairs)), bool)
         self._obs: list[Observation] = []  # the last observation of every agent, by kind
 
     def _reset(self) -> Step:
         self._obs = []
-        return self._play(np.ones(self.num_envs, bool), self.seeds, ())
+        self._live[:] = False
+        return self._play({})
 
     def _step(self, actions: list[np.ndarray]) -> Step:
-        chosen: list[Any] = [None] * len(self._active)
+        chosen: dict[int, Any] = {}
         for space, kind, rows in zip(self._batch_spaces, self.kinds, actions, strict=True):
             taken = np.where(self._active[kind.index, None], rows, 0)
-            for m, action in zip(kind.index, iterate(space, kind.actions(taken)), strict=True):
-                chosen[m] = action
-        return self._play(np.array([not live for live in self._live]), [None] * self.num_envs, chosen)
+            chosen.update(zip(kind.index, iterate(space, kind.actions(taken)), strict=True))
+        return self._play(chosen)
 
-    def _play(self, was_reset: np.ndarray, seeds: Sequence[int | None], chosen: Sequence[Any]) -> Step:
-        """Reset or step each environment, and put what all return, dicts by agent, into arrays."""
-        num_agents = len(self._active)
-        terminated, truncated, self._active = (np.zeros(num_agents, bool) for _ in range(3))
+    def _play(self, chosen: Mapping[int, Any]) -> Step:
+        """Step each environment, or reset it if no agent is left; put what all return, dicts by agent, into arrays."""
+        num_agents = len(self._live)
+        terminated, truncated, self._active = np.zeros((3, num_agents), bool)
+        was_reset = ~self._live.reshape(self.num_envs, -1).any(1)
         step = Step(self._obs, np.zeros(num_agents), terminated, truncated, self._active, was_reset,
                     np.full(num_agents, np.nan))
         seen: dict[int, tuple[Any, Any]] = {}  # the observation and mask of each agent that shows one
         for i, env in enumerate(self._envs):
-            with self._naming("reset" if was_reset[i] else "step", i):
-                if was_reset[i]:
-                    self._live[i], self._ended[i] = [], set()
-                    obs, infos = env.reset(seed=seeds[i])
-                    returned = obs, {}, {}, {}, infos
-                else:
-                    first = i * len(self.agents)
-                    returned = env.step({agent: chosen[first + self._number[agent]] for agent in self._live[i]})
-                self._take(i, returned, step, seen)
-        if not self._obs:
-            self._obs += [self._make_arrays(kind, seen) for kind in self.kinds]
-        for kind, leaves in zip(self.kinds, self._obs, strict=True):
-            self._write(kind, leaves, seen)
-            if kind.has_mask:
-                self._active[kind.index] &= leaves[ACTION_MASK].any(1)
+            first = i * len(self.agents)
+            self.at = i, "reset" if was_reset[i] else "step"
+            if was_reset[i]:
+                self._over[first : first + len(self.agents)] = False
+                obs, infos = env.reset(seed=None if self.num_steps else self.seeds[i])
+                returned = obs, {}, {}, {}, infos
+            else:
+                acting = {agent: chosen[m] for m, agent in enumerate(self._spaces, first) if self._live[m]}
+                returned = env.step(acting)
+            self._take(i, returned, step, seen)
+        self.at = None, self.at[1]
+        self._show(seen)
         return step
 
-    def _take(self, i: int, returned: Sequence[ByAgent], step: Step, seen: dict[int, tuple[Any, Any]]) -> None:
+    def _take(self, i: int, returned: Sequence[Mapping], step: Step, seen: dict[int, tuple[Any, Any]]) -> None:
         """Enter what environment i returned into a step, and what its agents see into `seen`."""
         obs, rewards, ended, cut, infos = returned
         selected = getattr(self._envs[i], "agent_selection", None)  # whose turn it is
         # where the environment lists its agents, that tells who has joined
-        listed = getattr(self._envs[i], "agents", None) or obs
-        present = {*self._live[i], *listed} - self._ended[i]
-        live = sorted(present, key=self._number.__getitem__)
-        left = [agent for agent in live if not (ended.get(agent) or cut.get(agent))]
+        listed = {*(getattr(self._envs[i], "agents", None) or obs)}
+        present = [(m, agent) for m, agent in enumerate(self._spaces, i * len(self.agents))
+                   if self._live[m] or (agent in listed and not self._over[m])]
         # an environment that lists none any more ends the episode of those that are left, too
-        vanished = not step.was_reset[i] and not getattr(self._envs[i], "agents", left)
-        for agent in live:
-            m = i * len(self.agents) + self._number[agent]
+        vanished = not step.was_reset[i] and not getattr(self._envs[i], "agents", True)
+        for m, agent in present:
             info = infos.get(agent, {})
             step.truncated[m] = bool(cut.get(agent))
             step.terminated[m] = bool(ended.get(agent) or (vanished and not cut.get(agent)))
             step.objectives[m] = as_number(info.get(self.objective, np.nan))
             step.rewards[m] = as_number(rewards.get(agent, 0.0))
+            self._over[m] = step.terminated[m] or step.truncated[m]
+            self._live[m] = not self._over[m]
             if agent in obs:
                 on_turn = info.get("active_agent", agent) if selected is None else selected
-                is_over = step.terminated[m] or step.truncated[m]
-                step.active[m] = not is_over and on_turn == agent and bool(info.get("is_active", True))
+                step.active[m] = self._live[m] and on_turn == agent and bool(info.get("is_active", True))
                 seen[m] = self._resize(self._spaces[agent], obs[agent]), info.get(ACTION_MASK)
-        self._live[i] = [] if vanished else left
-        self._ended[i].update(present.difference(self._live[i]))
 
-    @staticmethod
-    def _make_arrays(kind: AgentKind, seen: Mapping[int, tuple[Any, Any]]) -> Observation:
-        """Make the arrays of a kind, [M of the kind, ...], now that it is known whether the infos hold masks."""
-        if not kind.has_mask and any(seen[m][1] is not None for m in kind.index if m in seen):
-            kind.add_mask(in_info=True)
-        return {name: np.zeros((len(kind.index), *leaf.shape), leaf.dtype) for name, leaf in kind.obs_space.items()}
-
-    @staticmethod
-    def _write(kind: AgentKind, leaves: Observation, seen: Mapping[int, tuple[Any, Any]]) -> None:
-        """Write the observations of some agents of a kind into the arrays of all of them."""
-        if kind.has_mask:
-            leaves[ACTION_MASK][:] = 1  # of those that are missing
-        if there := [m for m in kind.index if m in seen]:
-            observations, masks = zip(*[seen[m] for m in there], strict=True)
-            batch = create_empty_array(kind.space, len(there))
-            flat = kind.flatten(concatenate(kind.space, observations, batch), masks)
-            places = np.searchsorted(kind.index, there)
-            with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
-                for name, value in flat.items():
-                    leaves[name][places] = value
-
-    def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
-        self._envs[env].set_reward_shaping(shaping, agent)
-
-    def render(self) -> np.ndarray:
-        return self._envs[0].render()
+    def _show(self, seen: Mapping[int, tuple[Any, Any]]) -> None:
+        """Write what agents see into the arrays of all of their kind; who is allowed nothing does not act."""
+        for k, kind in enumerate(self.kinds):
+            there = [m for m in kind.index if m in seen]
+            if len(self._obs) == k:  # the first time: now it is known whether the infos hold masks
+                if any(seen[m][1] is not None for m in there):
+                    kind.add_mask()
+                self._obs.append({name: np.zeros((len(kind.index), *leaf.shape), leaf.dtype)
+                                  for name, leaf in kind.obs_space.items()})
+            if there:
+                observations, masks = zip(*[seen[m] for m in there], strict=True)
+                batch = create_empty_array(kind.space, len(there))
+                flat = kind.flatten(concatenate(kind.space, observations, batch), masks)
+                places = np.searchsorted(kind.index, there)
+                with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+                    for name, value in flat.items():
+                        self._obs[k][name][places] = value
+            if ACTION_MASK in self._obs[k]:
+                self._active[kind.index] &= self._obs[k][ACTION_MASK].any(1)
 
     def close(self) -> None:
         for env in self._envs:

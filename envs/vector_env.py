@@ -11,19 +11,16 @@ the first observations of the next episode.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 
-from envs.flat_spaces import ACTION_MASK, LARGEST, AgentKind, Observation, describe_parts, num_columns, out_of_range
-from runtime.utils import EnvironmentFailure, UserError, consecutive
+from envs.flat_spaces import ACTION_MASK, LARGEST, AgentKind, Observation, num_columns, out_of_range
+from runtime.utils import EnvironmentFailure, UserError
 
 Info = Mapping[str, Any]
-TRUE_OBJECTIVE = "true_objective"  # the key of an episode's last info that population-based training ranks by
 
 
 class Step(NamedTuple):
@@ -46,12 +43,14 @@ class VectorEnv:
     forbids everything.
     """
 
-    objective = TRUE_OBJECTIVE
+    objective = "true_objective"  # the key of an episode's last info that population-based training ranks by
     max_reward = LARGEST  # in absolute value
     frames_per_sec = 30.0  # how many simulator frames a person would see
     default_shaping: Any = None  # the reward shaping that population-based training begins with; None: there is none
     seeds: Sequence[int] = ()  # of the last reset, [N]
     num_steps = 0  # since then
+    _envs: Sequence[Any] = ()  # [N], where they are not made as one batch
+    at: tuple[int | None, str] = None, ""  # the environment that is being reset or stepped (None: all of them), and how
 
     def __init__(self, name: str, num_envs: int, agents: Sequence[str], pairs: Sequence[Any], squash: bool) -> None:
         """Group the agents of each environment, by their names and pairs of spaces: of observations, of actions."""
@@ -60,29 +59,28 @@ class VectorEnv:
         kinds = [pair for i, pair in enumerate(pairs) if pair not in pairs[:i]]
         self.kind_of_agent = [kinds.index(pair) for pair in pairs]  # [A]
         of_all = np.tile(self.kind_of_agent, num_envs)  # [M]
-        self.kinds = [AgentKind(name, *pair, np.flatnonzero(of_all == k), squash_actions=squash)
-                      for k, pair in enumerate(kinds)]
+        self.kinds = [AgentKind(*pair, np.flatnonzero(of_all == k), squash=squash) for k, pair in enumerate(kinds)]
 
     def reset(self, seed: int | Sequence[int]) -> Step:
         """Begin new episodes everywhere. May add a mask to an `obs_space`.
 
         seed: one for each environment, [N], or a number: environment i is seeded with seed + i.
         """
-        self.seeds, self.num_steps = consecutive(seed, self.num_envs), 0
-        with self._naming("reset"):
-            return self._checked(self._reset())
+        self.seeds, self.num_steps = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed, 0
+        return self._checked("reset", self._reset)
 
     def step(self, actions: list[np.ndarray]) -> Step:
         """Step all environments with actions [M of the kind, num_columns] float32 for each kind (`flat_spaces.py`)."""
         self.num_steps += 1
-        with self._naming("step"):
-            return self._checked(self._step(actions))
+        return self._checked("step", self._step, actions)
 
     def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
         """Give an agent of an environment another reward shaping."""
+        self._envs[env].set_reward_shaping(shaping, agent)
 
     def render(self) -> np.ndarray:
         """Return the picture of the first environment, [H, W, 3] uint8."""
+        return self._envs[0].render()
 
     def no_actions(self) -> list[np.ndarray]:
         """Return actions of zeros, [M of the kind, columns] float32 for each kind."""
@@ -91,16 +89,25 @@ class VectorEnv:
     def close(self) -> None:
         """Free what the environments hold."""
 
+    def _learn_of(self, env: Any) -> None:
+        """Take over what one environment, or a batch, says of all."""
+        self.frames_per_sec = getattr(env, "metadata", {}).get("render_fps") or self.frames_per_sec
+        if hasattr(env, "get_default_reward_shaping"):
+            self.default_shaping = env.get_default_reward_shaping()
+
     def _reset(self) -> Step:
         """Reset all environments with `seeds`."""
 
     def _step(self, actions: list[np.ndarray]) -> Step:
         """Step them. What `_reset` and `_step` return is checked here."""
 
-    def _checked(self, step: Step) -> Step:
-        """Allow everything where no action follows, and refuse what cannot be learned from."""
+    def _checked(self, method: str, function: Callable[..., Step], *args: Any) -> Step:
+        """Call `_reset` or `_step`; allow everything where no action follows, refuse what cannot be learned from."""
+        self.at = None, method
+        with naming_failures(self.name, self._where):
+            step = function(*args)
         for kind, obs in zip(self.kinds, step.obs, strict=True):
-            if kind.has_mask:
+            if ACTION_MASK in obs:
                 # a target across a time limit takes the best action that is allowed in the final observation
                 asked = step.truncated[kind.index] & ~kind.forbids_all(obs[ACTION_MASK])
                 obs[ACTION_MASK][~step.active[kind.index] & ~asked] = True
@@ -117,13 +124,14 @@ class VectorEnv:
         who = f", agent {self.agents[agent]}" if len(self.agents) > 1 else ""
         raise EnvironmentFailure(f"{self.name}, seed {self.seeds[env]}, step {self.num_steps}{who}: {what}") from None
 
-    def _naming(self, what: str, env: int | None = None) -> contextlib.AbstractContextManager:
-        return naming_failures(self.name, None if env is None else self.seeds[env], self.num_steps, what)
+    def _where(self) -> str:
+        env, method = self.at
+        return f"seed {None if env is None else self.seeds[env]}, step {self.num_steps}: {method}()"
 
 
 @contextlib.contextmanager
-def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> Iterator[None]:
-    """Turn whatever an environment raises in its method `what` into an `EnvironmentFailure` that says where it was.
+def naming_failures(name: str, where: Callable[[], str]) -> Iterator[None]:
+    """Turn whatever an environment raises into an `EnvironmentFailure` that says where it was.
 
     A missing package becomes a `UserError` that says what to install.
     """
@@ -137,8 +145,7 @@ def naming_failures(name: str, seed: int | None, num_steps: int, what: str) -> I
         package = str(error.name).partition(".")[0]
         raise UserError(f"--env={name}: {error}; check the name and PYTHONPATH, or: pip install {package}") from error
     except BaseException as error:  # such as SystemExit, or what is written in Rust raises
-        raise EnvironmentFailure(f"{name}, seed {seed}, step {num_steps}: {what}() raised {type(error).__name__}: "
-                                 f"{error}") from error
+        raise EnvironmentFailure(f"{name}, {where()} raised {type(error).__name__}: {error}") from error
 
 
 def as_number(value: Any) -> float:
@@ -154,39 +161,8 @@ class EnvInfo(NamedTuple):
 
     agents: list[str]  # [A]
     kind_of_agent: list[int]  # [A]
-    kinds: list[tuple[dict[str, spaces.Space], spaces.Space]]  # observation leaves and action space of each kind
+    kinds: list[AgentKind]
     shaping: Any  # the default reward shaping, or None
-    obs_spaces: Sequence[spaces.Space] = ()  # of each kind, as the environment has them
-
-    def spaces_of(self, kind: int) -> dict[str, str]:
-        """Describe what agents of a kind see, in the order in which a model takes it, and do; for their checkpoints."""
-        leaves, action_space = self.kinds[kind]
-        seen = describe_parts(self.obs_spaces[kind], bounds=False)
-        done = describe_parts(action_space, bounds=True)
-        described = {f"observation {name}": seen.get(name, seen.get("")) for name in leaves if name != ACTION_MASK}
-        return described | {"action": ", ".join(f"{path} {part}".strip() for path, part in done.items())}
-
-    def as_trained(self, kind: int, state: Mapping[str, Any], path: Path) -> tuple[dict[str, spaces.Space], Any]:
-        """Return the spaces of a kind, its observations in the order of a checkpoint: they are found by their names.
-
-        Raises `UserError` when the policy was trained with others, which would mean something else to it.
-        """
-        leaves, action_space = self.kinds[kind]
-        own = self.spaces_of(kind)
-        saved = state.get("spaces", own)  # checkpoints of the first versions hold none
-        changed = [f"{name} is {own.get(name, 'gone')} and was {saved.get(name, 'not there')}"
-                   for name in saved | own if own.get(name) != saved.get(name)]
-        if changed:
-            raise UserError(f"checkpoint {path} was trained with other spaces: {'; '.join(changed)[:500]}; give the "
-                            "environment its former ones, or use another --experiment, or --restart_behavior=restart")
-        parts = (name.removeprefix("observation ") for name in saved if name != "action")
-        return {part: leaves[part] for part in parts} | leaves, action_space
-
-
-def describe(env: VectorEnv) -> EnvInfo:
-    """Describe environments that were reset (an action mask may only show then)."""
-    return EnvInfo(env.agents, env.kind_of_agent, [(kind.obs_space, kind.action_space) for kind in env.kinds],
-                   env.default_shaping, [kind.space for kind in env.kinds])
 
 
 # ---- one agent: gymnasium ------------------------------------------------------------------------------------------
@@ -202,33 +178,26 @@ class GymVectorEnv(VectorEnv):
         spaces_of_one = (env.single_observation_space, env.single_action_space)
         super().__init__(name, env.num_envs, ["agent"], [spaces_of_one], squash_actions)
         self._env, self.kind = env, self.kinds[0]
-        self._guards: list[Guard] = getattr(env, "envs", [])
-        self.frames_per_sec = env.metadata.get("render_fps") or VectorEnv.frames_per_sec
-        if self._guards and self._guards[0].has_wrapper_attr("get_default_reward_shaping"):
-            self.default_shaping = self._guards[0].get_wrapper_attr("get_default_reward_shaping")()
+        self._envs: list[Guard] = getattr(env, "envs", [])
+        for number, guard in enumerate(self._envs):
+            guard.owner, guard.number = self, number
+        self._learn_of(self._envs[0] if self._envs else env)
 
     def _reset(self) -> Step:
         obs, _ = self._env.reset(seed=self.seeds)
-        if any(guard.mask is not None for guard in self._guards) and not self.kind.has_mask:
-            self.kind.add_mask(in_info=True)
-        no = np.zeros(self.num_envs, bool)
-        self._over = ~no
-        return self._join(obs, np.zeros(self.num_envs), no, no)
+        if any(guard.mask is not None for guard in self._envs):
+            self.kind.add_mask()
+        self._over = np.ones(self.num_envs, bool)
+        return self._join(obs, np.zeros(self.num_envs), ~self._over, ~self._over)
 
     def _step(self, actions: list[np.ndarray]) -> Step:
         return self._join(*self._env.step(self.kind.actions(actions[0])))
 
     def _join(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, *_: Any) -> Step:
         was_reset, self._over = self._over, terminated | truncated
-        flat = self.kind.flatten(obs, [guard.mask for guard in self._guards])
-        objectives = np.array([guard.objective for guard in self._guards] or [np.nan] * self.num_envs)
+        flat = self.kind.flatten(obs, [guard.mask for guard in self._envs])
+        objectives = np.array([guard.objective for guard in self._envs] or [np.nan] * self.num_envs)
         return Step([flat], rewards, terminated, truncated, ~self._over, was_reset, objectives)
-
-    def set_shaping(self, env: int, agent: int, shaping: Any) -> None:
-        self._guards[env].get_wrapper_attr("set_reward_shaping")(shaping, agent)
-
-    def render(self) -> np.ndarray:
-        return self._env.render()[0]
 
     def close(self) -> None:
         self._env.close()
@@ -237,36 +206,32 @@ class GymVectorEnv(VectorEnv):
 class Guard(gym.Wrapper):
     """Stands between one environment and gymnasium's `SyncVectorEnv`.
 
-    When reset() or step() raises, it says which environment it was, with which seed and in which step. It keeps what
-    somebody reads of the last info, and passes no info on: gymnasium would join those of all environments in arrays
-    that are made for the first one, and fail where types or shapes differ.
+    It notes in its owner's `at` when it is reset or stepped. It keeps what somebody reads of the last info, and passes
+    no info on: gymnasium would join those of all environments in arrays that are made for the first one, and fail where
+    types or shapes differ. What else the environment has can be seen through it.
     """
 
-    def __init__(self, env: gym.Env, name: str, key: str) -> None:
+    def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self._name, self._key = name, key  # of the objective
-        self._first_seed, self._num_steps = None, 0
-        method = "action_masks"  # as SB3-contrib has it
-        self._find_mask = env.get_wrapper_attr(method) if env.has_wrapper_attr(method) else lambda: None
-        self.mask, self.objective = None, np.nan
+        self._find_mask = getattr(self, "action_masks", lambda: None)  # as SB3-contrib has it
+
+    def __getattr__(self, name: str) -> Any:
+        return self.env.get_wrapper_attr(name)
 
     def reset(self, *, seed: int | None = None, **kwargs: Any) -> tuple[Any, Info]:
-        self._num_steps += 1
-        if seed is not None:
-            self._first_seed, self._num_steps = seed, 0
-        with naming_failures(self._name, self._first_seed, self._num_steps, "reset"):
-            obs, info = self.env.reset(seed=seed, **kwargs)
-            return obs, self._read(info)
+        self.owner.at = self.number, "reset"
+        obs, info = self.env.reset(seed=seed, **kwargs)
+        return obs, self._read(info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        self._num_steps += 1
-        with naming_failures(self._name, self._first_seed, self._num_steps, "step"):
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            return obs, as_number(reward), terminated, truncated, self._read(info, is_over=terminated)
+        self.owner.at = self.number, "step"
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, as_number(reward), terminated, truncated, self._read(info, is_over=terminated)
 
     def _read(self, info: Info, *, is_over: bool = False) -> Info:
-        self.objective = as_number(info.get(self._key, np.nan))
+        self.objective = as_number(info.get(self.owner.objective, np.nan))
         self.mask = info.get(ACTION_MASK)
         if self.mask is None and not is_over:
             self.mask = self._find_mask()
+        self.owner.at = None, self.owner.at[1]
         return {}

@@ -44,10 +44,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -123,8 +121,7 @@ def list_resumable(folder: Path) -> list[Path]:
 
     Milestones and the best are older than checkpoints, but may be all that is left.
     """
-    best = [folder / BEST] if (folder / BEST).is_file() else []
-    return list_checkpoints(folder) + list_checkpoints(folder, "milestone") + best
+    return [*list_checkpoints(folder), *list_checkpoints(folder, "milestone"), *folder.glob(BEST)]
 
 
 def holds_run(run_dir: Path) -> bool:
@@ -175,7 +172,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, PermissionError) as error:
         raise UserError(f"checkpoint {path} cannot be read: {error.strerror}") from error
     except Exception as error:  # whatever the damaged bytes lead to
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged; choose another") from error
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged, or is none; choose another") from error
     if state.get("format", 1) == 1:  # running means were kept in two float32 parts
         model = state["model"]
         for name in [name for name in model if name.endswith(".remainder")]:
@@ -241,9 +238,7 @@ def is_better(score: float, sort: int, best: float, best_sort: int) -> bool:
     A true objective is never compared with a return: it replaces one, whatever their sizes. An evaluation also replaces
     a score from training. Once evaluations are switched off, training must beat the score of the last one.
     """
-    if sort // 2 != best_sort // 2 or sort > best_sort:
-        return sort > best_sort or best == -math.inf
-    return score > best
+    return best == -math.inf or sort > best_sort or (sort // 2 == best_sort // 2 and score > best)
 
 
 def best_score(run_dir: Path, policy: int = 0) -> tuple[float, int]:

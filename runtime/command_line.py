@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
+from configparser import ConfigParser
 from typing import Any
 
 from runtime.utils import UserError, nearest
@@ -26,8 +27,7 @@ class OneLineParser(argparse.ArgumentParser):
         known, unknown = self.parse_known_args(argv)
         if unknown:
             flags = [text.partition("=")[0] for text in unknown if text.startswith("--")]
-            own = [flag for action in self._actions for flag in action.option_strings]
-            texts = [flag + nearest(flag, own) for flag in flags]
+            texts = [flag + nearest(flag, self._option_string_actions) for flag in flags]
             raise UserError(f"unknown argument {', '.join(texts) or f'{unknown[0]}; name an environment by --env'}")
         return known
 
@@ -64,11 +64,9 @@ def form(kind: Any) -> dict[str, Any]:
 
 def boolean(text: str) -> bool:
     """Read True or False; argparse refuses what raises `ValueError`."""
-    if text.lower() in ("true", "1", "yes", "on"):
-        return True
-    if text.lower() in ("false", "0", "no", "off"):
-        return False
-    raise ValueError
+    if text.lower() not in ConfigParser.BOOLEAN_STATES:
+        raise ValueError
+    return ConfigParser.BOOLEAN_STATES[text.lower()]
 
 
 def whole_number(text: str) -> int:

@@ -74,21 +74,15 @@ def leave_guard() -> None:
 os.register_at_fork(after_in_child=leave_guard)
 
 
-def remove_at_end(folder: str) -> None:
-    """Remove a folder when this process has ended, however that comes."""
+def remove_at_end(path: str) -> None:
+    """Remove a folder or a file when this process has ended, however that comes."""
     with contextlib.suppress(OSError):  # somebody has killed the guard: the run goes on without
-        os.write(start_guard(), os.fsencode(folder) + b"\0")
-
-
-def take_programs_along() -> None:
-    """End whatever this process starts from now on when it has ended, however that comes: for commands of ours."""
-    os.environ[RUN] = str(os.getpid())
-    start_guard()
+        os.write(start_guard(), os.fsencode(path) + b"\0")
 
 
 if __name__ == "__main__" and os.fork() == 0:  # the run does not wait for its guard
-    run, folders = int(sys.argv[1]), sys.stdin.buffer.read().split(b"\0")[:-1]  # until the main process ends
+    run, paths = int(sys.argv[1]), sys.stdin.buffer.read().split(b"\0")[:-1]  # until the main process ends
     while left := started_by(RUN, {run}):
         kill_with_programs(left)
         time.sleep(0.05)
-    subprocess.run(["rm", "-rf", "--", *folders, *Path("/dev/shm").glob(f"torch_{run}_*")], check=False)
+    subprocess.run(["rm", "-rf", "--", *paths, *Path("/dev/shm").glob(f"torch_{run}_*")], check=False)

@@ -19,7 +19,6 @@ import multiprocessing
 import os
 import queue
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -46,6 +45,7 @@ from runtime.utils import (
     derive_seed,
     forgive,
     left_alone,
+    own_cores,
     seed_all,
     take_share_of_cores,
 )
@@ -53,6 +53,11 @@ from runtime.utils import (
 ROOT = Path(__file__).parent.parent
 START_SEC = 30.0  # more for a component that is being made
 KILL_SEC = 10.0  # for what was killed to end
+PR_SET_NAME = 15
+# What libraries read when a process begins. Threads of one process must not spin on others' cores; glibc keeps large
+# freed blocks: a training pass frees and allocates the same activations again and again, else at a page fault per 4 KB.
+FOR_LIBRARIES = {"OMP_WAIT_POLICY": "PASSIVE", "MALLOC_MMAP_THRESHOLD_": "32000000",
+                 "MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_TOP_PAD_": "64000000"}  # bytes
 STARTING = threading.Lock()  # a program may have several systems, in threads
 Report = Callable[[tuple], None]
 
@@ -69,7 +74,9 @@ class Component(NamedTuple):
     heartbeat: Any  # [3] int64 tensor, its row of the table of heartbeats
     reports: bool = True
     niceness: int = 0
-    core: int | None = None  # the one that its process is bound to
+    # the number of the core that its process is bound to; Sample Factory binds by default. Here it costs 1 to 4 % while
+    # learning, and gains 3 to 5 % when only sampling
+    core: int | None = None
 
 
 class Service:
@@ -113,23 +120,26 @@ class Processes:
         self.running: dict[Any, int] = {}  # those that have neither left nor died, and the indices of their components
         self.reports: queue.SimpleQueue[tuple[Any, tuple]] = queue.SimpleQueue()  # of which process, and what
         self.spans: dict[str, Iterable[Span]] = {}
-        # also when nobody calls kill(): multiprocessing would wait for ever for children that ignore SIGTERM
-        self.finalizer = util.Finalize(self, kill_all, [self.processes], exitpriority=0)
+        # Ends every process that is still there, whatever its state: once, later their numbers may be those of other
+        # programs. Also when nobody calls it: multiprocessing would wait for ever for children that ignore SIGTERM.
+        self.kill = util.Finalize(self, kill_all, [self.processes], exitpriority=0)
 
     def start(self, components: Sequence[Component], report: Report, seed: int, start: int, *, trace: bool) -> None:
         """Start a process for each component; trace: it records what it does."""
         self.components, self.trace = components, trace
-        self.seeds = [derive_seed(seed, PROCESS, start, index) for index in range(len(components))]
+        self.key, self.times_started = (seed, PROCESS, start), [0] * len(components)
         for index in range(len(components)):
-            self._start(index)
+            self.start_one(index)
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
             signal.signal(signal.SIGTSTP, pause_all)
 
-    def _start(self, index: int) -> None:
-        """Start a process: a fork of the server."""
+    def start_one(self, index: int) -> None:
+        """Start the process of a component, with a seed of its own: a fork of the server."""
         component, (reader, writer) = self.components[index], multiprocessing.Pipe(duplex=False)
         by_value = component._replace(make=cloudpickle.dumps(component.make))  # it may be of the user's script
-        args = index, by_value, writer, self.seeds[index], self.trace, *self.place
+        seed = derive_seed(*self.key, index, self.times_started[index])
+        self.times_started[index] += 1
+        args = index, by_value, writer, seed, self.trace, *self.place
         start_server()  # unless it runs already
         for method in "forkserver", "spawn":
             process = multiprocessing.get_context(method).Process(target=run_component, name=component.name, args=args)
@@ -150,11 +160,6 @@ class Processes:
         ended = [self.processes[index] for index in indices]
         self.running = {process: index for process, index in self.running.items() if process not in ended}
         kill_all(ended)
-
-    def replace(self, index: int) -> None:
-        """Start a component anew whose process has ended."""
-        self.seeds[index] = derive_seed(self.seeds[index], PROCESS)
-        self._start(index)
 
     def advance(self, report: Report, timeout_sec: float = 0.1) -> None:
         """Wait for what components report, and pass it on.
@@ -187,10 +192,6 @@ class Processes:
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
         return [process.name for process in self.processes if process.is_alive()]
-
-    def kill(self) -> None:
-        """End every process that is still there, whatever its state."""
-        self.finalizer()  # once: later their numbers may be those of other programs
 
 
 def pause_all(number: int, frame: Any) -> None:
@@ -244,8 +245,8 @@ def starting() -> Iterator[None]:
         script, environment = sys.modules["__main__"], dict(os.environ)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         sys.modules["__main__"] = ModuleType("__main__")  # what is needed of the script is sent by value
-        # threads of one process must not spin on others' cores; the working folder may hold modules named as ours
-        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, RUN: str(os.getpid()), "PYTHONSAFEPATH": "1",
+        # PYTHONSAFEPATH: the working folder may hold modules named as ours
+        os.environ |= {**FOR_LIBRARIES, **os.environ, RUN: str(os.getpid()), "PYTHONSAFEPATH": "1",
                        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
         try:
             yield
@@ -287,12 +288,11 @@ def make_pipe(size: int) -> tuple[str, Connection]:
 
     Other processes open it by its name, as many pipes as they like: only some 250 descriptors can be handed to one.
     """
-    folder = tempfile.mkdtemp(prefix="pipe_")
-    remove_at_end(folder)
-    name = f"{folder}/pipe"
-    os.mkfifo(name)
+    name = tempfile.mktemp(prefix="pipe_")
+    os.mkfifo(name, 0o600)  # it fails where there is something of this name
+    remove_at_end(name)
     pipe = Connection(os.open(name, os.O_RDWR))
-    util.Finalize(pipe, shutil.rmtree, [folder, True], exitpriority=-1)  # with the system: a program may have several
+    util.Finalize(pipe, Path(name).unlink, [True], exitpriority=-1)  # with the system: a program may have several
     try:
         if hasattr(fcntl, "F_SETPIPE_SZ") and size > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
@@ -308,45 +308,43 @@ def make_pipe(size: int) -> tuple[str, Connection]:
 
 def run_component(index: int, component: Component, reports: Connection, seed: int, trace: bool,
                   folder: str, environment: Mapping[str, str]) -> None:
-    """Set this process up, and run one component in it."""
+    """Set this process up, make a component and run it until it is told to stop; report its traceback if it fails."""
+    import torch
+
     os.chdir(folder)
     os.environ.clear()
     os.environ.update({**environment, COMPONENT: str(os.getpid())})
     os.setpgid(0, 0)  # so Ctrl-C does not reach what environments start either, such as the engines of games
     threading.Thread(target=end_with_main_process, daemon=True).start()
     forgive()
-    name_and_tune(component.name.replace("_worker", ""))
+    with contextlib.suppress(AttributeError):  # only Linux names processes
+        ctypes.CDLL(None).prctl(PR_SET_NAME, component.name.replace("_worker", "").encode())
     os.nice(component.niceness)
     if component.core is not None:
-        os.sched_setaffinity(0, {component.core})
+        cores = own_cores()
+        os.sched_setaffinity(0, {cores[component.core % len(cores)]})
     # it is the main process that stops it; what environments start would inherit blocked or ignored signals
     with contextlib.suppress(KeyboardInterrupt), STOP_SIGNAL.watching(deferring=True):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        run_until_told_to_stop(index, component, reports, seed, trace=trace)
-
-
-def run_until_told_to_stop(index: int, component: Component, reports: Connection, seed: int, *, trace: bool) -> None:
-    """Make a component and run it; report its traceback if it fails."""
-    import torch
-
-    torch.set_num_threads(1)  # cores are shared between processes instead
-    seed_all(seed)
-    try:
-        running = cloudpickle.loads(component.make)(*component.args, *([reports.send] if component.reports else []))
-        if component.inbox is not None:
-            component.inbox.heartbeat = component.heartbeat.numpy()
-            component.inbox.beat()
-        spans = record(running) if trace else []
-        reports.send(("ready", index))
-        running.run()
-        reports.send(("left", list(spans)))
-    except BaseException as error:  # noqa: BLE001  whatever it is, the main process must hear of it
-        lines = [type(error).__name__, *str(error).strip().splitlines()[-1:]]
-        text = f"{component.name} failed\n{traceback.format_exc()}"
-        with contextlib.suppress(OSError):
-            reports.send(("refused", str(error)) if isinstance(error, UserError) else
-                         ("died", index, f"{component.name} failed: {': '.join(lines)}", text))
-        sys.exit(1)
+        torch.set_num_threads(1)  # cores are shared between processes instead
+        seed_all(seed)
+        try:
+            make, more = cloudpickle.loads(component.make), [reports.send] if component.reports else []
+            running = make(*component.args, *more)
+            if component.inbox is not None:
+                component.inbox.heartbeat = component.heartbeat.numpy()
+                component.inbox.beat()
+            spans = record(running) if trace else []
+            reports.send(("ready", index))
+            running.run()
+            reports.send(("left", list(spans)))
+        except BaseException as error:  # noqa: BLE001  whatever it is, the main process must hear of it
+            lines = [type(error).__name__, *str(error).strip().splitlines()[-1:]]
+            text = f"{component.name} failed\n{traceback.format_exc()}"
+            with contextlib.suppress(OSError):
+                reports.send(("refused", str(error)) if isinstance(error, UserError) else
+                             ("died", index, f"{component.name} failed: {': '.join(lines)}", text))
+            sys.exit(1)
 
 
 def end_with_main_process() -> None:
@@ -355,37 +353,24 @@ def end_with_main_process() -> None:
     os.kill(0, signal.SIGKILL)
 
 
-def name_and_tune(name: str) -> None:
-    """Name this process, and make glibc keep large freed blocks; nothing elsewhere than on Linux.
-
-    A training pass allocates and frees the same large activations again and again; giving them back to the system each
-    time costs a page fault per 4 KB.
-    """
-    libc = ctypes.CDLL(None)
-    with contextlib.suppress(AttributeError):
-        libc.prctl(15, name.encode())  # PR_SET_NAME
-        for parameter, size in ((-3, 32 << 20), (-1, 1 << 30), (-2, 64 << 20)):  # mmap and trim thresholds, top pad
-            libc.mallopt(parameter, size)
-
-
 class Call:
     """Calls a function once, in a child process, which it may crash or freeze, and reports what it returns."""
 
-    def __init__(self, function: Callable, args: tuple, report: Report) -> None:
-        report(("returned", function(*args)))
+    def __init__(self, function: Callable[[], Any], report: Report) -> None:
+        report(("returned", function()))
 
     def run(self) -> None:
         """Return: all is reported."""
 
 
-def call_in_child(name: str, function: Callable, args: tuple, seed: int, timeout_sec: float) -> Any:
+def call_in_child(name: str, function: Callable[[], Any], seed: int, timeout_sec: float) -> Any:
     """Return what a function returns in a child process of its own.
 
     Raises `UserError` as that does, `ComponentError` when it fails, dies, or takes longer than timeout_sec.
     """
     reports: list[tuple] = []
     crew = Processes()
-    component = Component(name, Call, (function, args), "call", 0, None, None)
+    component = Component(name, functools.partial(Call, function), (), "call", 0, None, None)
     deadline = time.monotonic() + timeout_sec
     try:
         crew.start([component], reports.append, derive_seed(seed, PROCESS, part=3), 0, trace=False)
@@ -409,7 +394,6 @@ class OneProcess:
     def __init__(self) -> None:
         self.own: list[Any] = []  # what the process has only once: the program keeps its own
         self.components: list[Any] = []  # that were made
-        self.processes: list[Any] = []  # there is none
         self.spans: dict[str, Iterable[Span]] = {}
 
     def start(self, components: Sequence[Component], report: Report, seed: int, start: int, *, trace: bool) -> None:

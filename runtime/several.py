@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from runtime.guard import remove_at_end
 from runtime.utils import UserError, this_rank
@@ -71,15 +72,11 @@ class Reducer:
 
     def sum(self, x: Tensor) -> Tensor:
         """Add a tensor without gradient over all ranks."""
-        return x
+        return functools.reduce(torch.add, self.gather(x))
 
     def share(self, part: Tensor) -> Tensor:
         """Add over all ranks a part of a mean: the value is that of all, the gradient that of this part."""
         return part
-
-    def any(self, flag: bool) -> bool:
-        """Return whether a flag is set on any rank."""
-        return flag
 
     def step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         """Clip the gradients to a norm and take a step; skip it where the norm is not finite. Return the norm before.
@@ -120,14 +117,8 @@ class AllReduce(Reducer):
         distributed.all_gather(parts, x.contiguous())
         return parts
 
-    def sum(self, x: Tensor) -> Tensor:
-        return torch.stack(self.gather(x)).sum(0)
-
     def share(self, part: Tensor) -> Tensor:
         return self.sum(part.detach()) + (part - part.detach())  # the same value everywhere, to the last bit
-
-    def any(self, flag: bool) -> bool:
-        return bool(self.sum(torch.tensor(int(flag))))
 
     def step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         parameters = parameters_of(optimizer)
@@ -148,27 +139,23 @@ class SharedTraining:
     def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, num_learners: int,
                  device: torch.device | str = "cpu") -> None:
         """Begin with the weights of a model."""
-        weights = [parameter.detach().to(device, copy=True) for parameter in model.parameters()]
+        weights = [parameter.detach().to(device) for parameter in model.parameters()]
         parameters = [nn.Parameter(weight.clone()) for weight in weights]
         optimizer = make_optimizer(parameters)
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()  # an optimizer makes its state in its first step
-        self.names = list(optimizer.state[parameters[0]])  # of each parameter's state
-        state = [torch.zeros_like(tensor) for parameter in parameters for tensor in optimizer.state[parameter].values()]
-        self.num_weights = len(weights)
-        self.shapes = [tensor.shape for tensor in (*weights, *state)]
-        self.flat = torch.cat([tensor.flatten() for tensor in (*weights, *state)])
-        if self.flat.device.type == "cpu":
-            self.flat.share_memory_()
+        states = tree_map(torch.zeros_like, [dict(optimizer.state[parameter]) for parameter in parameters])
+        tensors, self.tree = tree_flatten((weights, states))
+        self.shapes = [tensor.shape for tensor in tensors]
+        self.flat = torch.cat([tensor.flatten() for tensor in tensors]).share_memory_()  # as it is on a GPU
         # SGD_STEPS and DECISIONS of each learner; the first one's go on with those of a checkpoint
         self.counts = torch.zeros(2, num_learners, dtype=torch.int64).share_memory_()
 
-    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the weights and the optimizer state, as views."""
+    def tensors(self) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        """Return the weights, and what the optimizer keeps of each of them, as views."""
         parts = self.flat.split([shape.numel() for shape in self.shapes])
-        views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-        return views[: self.num_weights], views[self.num_weights :]
+        return tree_unflatten([part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)], self.tree)
 
 
 class Hogwild(Reducer):
@@ -176,7 +163,7 @@ class Hogwild(Reducer):
 
     def __init__(self, shared: SharedTraining, learner: int) -> None:
         self.shared, self.learner = shared, learner
-        weights, self.optimizer_state = shared.tensors()
+        weights, self.states = shared.tensors()
         self.parameters = [nn.Parameter(weight) for weight in weights]
 
     def make_optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
@@ -188,11 +175,10 @@ class Hogwild(Reducer):
 
     def bind(self, optimizer: torch.optim.Optimizer) -> None:
         """Make an optimizer change the shared state, which takes over what that has loaded."""
-        places = itertools.product(self.parameters, self.shared.names)
-        for tensor, (parameter, name) in zip(self.optimizer_state, places, strict=True):
-            state = optimizer.state[parameter]
-            tensor.copy_(state.get(name, tensor))
-            state[name] = tensor
+        for parameter, shared in zip(self.parameters, self.states, strict=True):
+            for name, tensor in shared.items():
+                tensor.copy_(optimizer.state[parameter].get(name, tensor))
+            optimizer.state[parameter].update(shared)
 
     @torch.no_grad()
     def take_over(self) -> None:
@@ -230,41 +216,33 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 # ---- ranks -------------------------------------------------------------------------------------------------------
 
 
-def check_settings(settings: Mapping[str, Any], store_prefix: str) -> None:
-    """Raise `UserError` for what several ranks cannot do, or when rank 0 has other settings."""
-    own = this_rank()
+def join_ranks(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Agree with the other ranks on the settings, and end when torchrun ends.
+
+    Returns the prefix of this system's part of torchrun's store, and the settings that differ here: all but rank 0
+    write little, into temporary folders, which the guard removes when this process ends, also by SIGKILL, and judge
+    nothing. Raises `UserError` for what several ranks cannot do, or when rank 0 has other settings.
+    """
+    own, prefix = this_rank(), f"{os.environ.get('TORCHELASTIC_RESTART_COUNT')}/{next(systems)}"
     if own.world_size == 1:
-        return
-    for name, value in (("num_policies", 1), ("num_learners", 1), ("async_rl", True), ("serial_mode", False)):
+        return prefix, {}
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):  # elsewhere torchrun ends this process
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    for name, value in {"num_policies": 1, "num_learners": 1, "async_rl": True, "serial_mode": False}.items():
         if settings[name] != value:
             raise UserError(f"--{name}={settings[name]} cannot be used with several ranks; set it to {value}")
-    text = json.dumps({name: value for name, value in settings.items() if name not in OWN_SETTINGS})
-    of_rank_0 = json.loads(from_rank_0(f"{store_prefix}/settings", text))
-    for name, value in json.loads(text).items():
+    agreed = {name: str(value) for name, value in settings.items() if name not in OWN_SETTINGS}
+    of_rank_0 = json.loads(from_rank_0(f"{prefix}/settings", json.dumps(agreed)))
+    for name, value in agreed.items():
         if value != of_rank_0[name]:
             raise UserError(f"rank {own.rank} has --{name}={value}, rank 0 has {of_rank_0[name]}; set it by a flag")
-
-
-def own_settings() -> dict[str, Any]:
-    """Return what differs in this rank: all but rank 0 write little, into temporary folders, and judge nothing.
-
-    The guard removes such a folder when this process ends, also by SIGKILL.
-    """
-    own = this_rank()
     if own.rank == 0:
-        return {}
+        return prefix, {}
     folder = tempfile.mkdtemp(prefix=f"rank_{own.rank}_of_{os.getppid()}_")
     remove_at_end(folder)
-    return {"train_dir": folder, "eval_every_env_steps": 0, "stop_at_return": math.inf, "save_every_sec": math.inf,
-            "save_milestones_sec": math.inf, "trace_sec": 0.0}
-
-
-def join_torchrun() -> str:
-    """End this process when torchrun ends; return the prefix of this system's part of torchrun's store."""
-    libc = ctypes.CDLL(None)
-    if this_rank().world_size > 1 and hasattr(libc, "prctl"):  # elsewhere torchrun ends it
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    return f"{os.environ.get('TORCHELASTIC_RESTART_COUNT')}/{next(systems)}"
+    return prefix, {"train_dir": folder, "eval_every_env_steps": 0, "stop_at_return": math.inf,
+                    "save_every_sec": math.inf, "save_milestones_sec": math.inf, "trace_sec": 0.0}
 
 
 @functools.cache

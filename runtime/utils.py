@@ -24,10 +24,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, NoReturn
+
+import cloudpickle
+
+from runtime.guard import RUN, start_guard
 
 # ---- errors ------------------------------------------------------------------------------------------------------
 
@@ -36,7 +40,7 @@ class UserError(Exception):
     """Something the user can mend: shown as one line, exit status 2, never a traceback."""
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().splitlines())  # what was typed may hold anything
+        return " ".join(Exception.__str__(self).splitlines())  # what was typed, or raised, may hold anything
 
 
 class ComponentError(Exception):
@@ -46,8 +50,7 @@ class ComponentError(Exception):
 class EnvironmentFailure(ComponentError):
     """An environment raised an error, the cause, or returned numbers that cannot be learned from."""
 
-    def __str__(self) -> str:
-        return " ".join(super().__str__().splitlines())  # of whatever was raised
+    __str__ = UserError.__str__
 
 
 def exit_status(main: Callable[[list[str]], None]) -> Callable[[list[str]], int]:
@@ -91,11 +94,6 @@ def derive_seed(seed: int, purpose: int, start: int = 0, index: int = 0, part: i
     return int(SeedSequence((seed, purpose, start, index, part)).generate_state(1)[0] >> 1)
 
 
-def consecutive(seed: int | Sequence[int], count: int) -> list[int]:
-    """Return one seed for each of `count` environments: those given, or seed, seed + 1, ..."""
-    return [seed + i for i in range(count)] if isinstance(seed, int) else [int(each) for each in seed]
-
-
 # ---- code by its name --------------------------------------------------------------------------------------------
 
 NAMES_CODE = ("env", "algo", "model", "encoder", "core", "policy_mapping")  # settings that may
@@ -119,23 +117,16 @@ class Named(str):
     def value(self) -> Any:
         """What is named."""
         if self._value is None:
-            import cloudpickle
             import gymnasium as gym
 
             self._value, registered = cloudpickle.loads(self._pickled)
-            for name, spec in registered.items():
-                gym.registry.setdefault(name, spec)
+            gym.registry.update(registered)
         return self._value
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._pickled:  # once: a worker that is replaced later gets the same
-            import cloudpickle
-
             self._pickled = cloudpickle.dumps((self._value, registered_here()))
         return Named, (str(self), None, self._pickled)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Named":
-        return self
 
 
 def registered_here() -> dict[str, Any]:
@@ -359,8 +350,11 @@ def forget_handlers() -> None:
 os.register_at_fork(after_in_child=forget_handlers)
 
 
-def end(status: int) -> NoReturn:
-    """End this program, which has done all it had to do."""
+def run_command(main: Callable[[list[str]], int]) -> NoReturn:
+    """Run a command with the arguments that were typed, and end; what it has started ends with it, in any case."""
+    os.environ[RUN] = str(os.getpid())  # by which the guard finds what is started from now on
+    start_guard()
+    status = main(sys.argv[1:])
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # some send them twice
     gc.freeze()  # Python would look for garbage among all that was imported: 0.4 s on a Zen 5
     sys.exit(status)

@@ -41,7 +41,7 @@ class Evaluation(Service):
         """Ask for an evaluation."""
         self.is_under_way = True
         self.wait_a_period()
-        self.trainer.buffers.evaluations.put((EVALUATE, 0))
+        self.trainer.buffers.evaluations.put((EVALUATE, *range(self.trainer.cfg.num_policies)))
 
     def wait_a_period(self) -> None:
         """Wait for the end of a period."""
@@ -58,5 +58,3 @@ class Evaluation(Service):
                     break
                 self.ask()
             trainer.turn()
-        if records is not None:
-            records.flush()

@@ -4,38 +4,33 @@ Most functions are methods of `trainer.Trainer`, which is their `self`. The argu
 `policy_kwargs` are those of AsynRL.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
 import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from config import tunable
 from evaluate import Policy, check_policy
 from runtime import checkpoint
-from runtime.checkpoint import replacing
 from runtime.utils import STOP_SIGNAL, UserError, nearest, reference
 from services.saving import Saving
 from shared_buffers import CONFIGURE, LOAD
 
+Values = dict[str, Any]  # settings, a row of the records, what a checkpoint holds
 Parameters = Mapping[str, Tensor]
 CHANGEABLE = ("train_for_seconds", "stop_at_return", "report_interval_sec", "save_every_sec", "save_milestones_sec")
-# AsynRL's names of encoders (those of Sample Factory 1), and what they are here
-ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
-    ("conv", "convnet_simple"): {"encoder_conv_architecture": "convnet_simple"},
-    ("conv", "convnet_impala"): {"encoder_conv_architecture": "convnet_a3c"},
-    ("conv", "convnet_atari"): {"encoder_conv_architecture": "convnet_atari"},
-    ("conv", "minigrid_convnet_tiny"): {"encoder_conv_architecture": "convnet_small"},
-    ("resnet", "resnet_impala"): {"encoder_conv_architecture": "resnet_impala"},
-    ("mlp", "mlp_mujoco"): {},  # vectors always have an MLP, --encoder_mlp_layers
-}
+# AsynRL's names of encoders (those of Sample Factory 1), the default of each kind first; and ours where they differ
+ENCODERS = {"conv": ("convnet_simple", "convnet_impala", "convnet_atari", "minigrid_convnet_tiny"),
+            "resnet": ("resnet_impala",), "mlp": ("mlp_mujoco",)}  # vectors always have an MLP, --encoder_mlp_layers
+OUR_NAMES = {"convnet_impala": "convnet_a3c", "minigrid_convnet_tiny": "convnet_small"}
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------
@@ -47,7 +42,7 @@ def plain(value: Any) -> Any:
     return value.item() if is_number else value
 
 
-def as_settings(given: dict[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
+def as_settings(given: Values, *more: Mapping[str, Any]) -> Values:
     """Join what a `Trainer` was given to settings of `Config`; None: not given. Raises `UserError`."""
     for part in more:
         if twice := {name for name in part if given.get(name) is not None}:
@@ -61,17 +56,18 @@ def as_settings(given: dict[str, Any], *more: Mapping[str, Any]) -> dict[str, An
     return {name: reference(value) if callable(value) or name == "env" else value for name, value in given.items()}
 
 
-def encoder_settings(encoder: str | Callable, subtype: str) -> dict[str, Any]:
+def encoder_settings(encoder: str | Callable, subtype: str) -> Values:
     """Return the settings that the arguments `encoder` and `encodersubtype` mean. Raises `UserError`."""
     if not isinstance(encoder, str) or ":" in encoder or not (encoder or subtype):
         if subtype:
             raise UserError(f"encodersubtype={subtype} belongs to encoder='conv', 'resnet' or 'mlp'; leave it out")
         return {"encoder": encoder} if encoder else {}
-    for (kind, name), settings in ENCODERS.items():
+    known = [(kind, name) for kind, names in ENCODERS.items() for name in names]
+    for kind, name in known:
         if encoder in (kind, "") and subtype in (name, ""):
-            return dict(settings)
-    known = ", ".join("/".join(pair) for pair in ENCODERS)
-    raise UserError(f"encoder={encoder!r} with encodersubtype={subtype!r} is unknown; use one of {known}, or a class")
+            return {} if kind == "mlp" else {"encoder_conv_architecture": OUR_NAMES.get(name, name)}
+    pairs = ", ".join(map("/".join, known))
+    raise UserError(f"encoder={encoder!r} with encodersubtype={subtype!r} is unknown; use one of {pairs}, or a class")
 
 
 def change(self: Any, **settings: Any) -> None:
@@ -100,39 +96,35 @@ def change(self: Any, **settings: Any) -> None:
     self.tell("changed")
 
 
-class Asking:
-    """Asks the callback of a call of `Trainer.train`, once for each new row, and its should_stop, whether to stop."""
+@contextlib.contextmanager
+def asking(trainer: Any, callback: Callable[[Values], Any] | None,
+           should_stop: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    """Yield what asks whether a call of `Trainer.train` is to stop: its callback, for each new row, and should_stop.
 
-    def __init__(self, trainer: Any, callback: Callable[[dict[str, Any]], Any] | None,
-                 should_stop: Callable[[], bool]) -> None:
-        self.trainer = trainer
-        self.callback = callback
-        self.should_stop = should_stop
-        self.told = trainer.row
-        self.stops = False
-        self.failure: BaseException | None = None
+    A signal stops it too, and so does a failure of one of them, which is raised when the training has paused.
+    """
+    told, stops, failures = trainer.row, False, []
 
-    def __call__(self) -> bool:
-        """Return whether a signal, one of them, or a failure of one of them asks for a stop."""
-        row, is_new, self.told = self.trainer.row, self.trainer.row is not self.told, self.trainer.row
+    def asks() -> bool:
+        nonlocal told, stops
+        row, is_new, told = trainer.row, trainer.row is not told, trainer.row
         try:
-            self.stops = self.stops or bool(self.should_stop())
-            if self.callback and is_new and "env_steps" in row:
-                self.stops = self.callback(dict(row)) is False or self.stops
-        except BaseException as error:  # noqa: BLE001  raised again when the training has paused
-            self.failure, self.stops = self.failure or error, True
-        return self.stops or STOP_SIGNAL()
+            stops = stops or bool(should_stop())
+            if callback and is_new and "env_steps" in row:
+                stops = callback(dict(row)) is False or stops
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+            stops = True
+        return stops or STOP_SIGNAL()
 
-    def __enter__(self) -> "Asking":
-        self.trainer.asks = self
-        return self
-
-    def __exit__(self, kind: type | None, *exc: object) -> None:
-        if kind is None:
-            self()  # the last row
-        self.trainer.asks = None
-        if kind is None and self.failure is not None:
-            raise self.failure
+    trainer.asks = asks
+    try:
+        yield asks
+        asks()  # of the last row
+    finally:
+        trainer.asks = None
+    if failures:
+        raise failures[0]
 
 
 # ---- parameters and actions --------------------------------------------------------------------------------------
@@ -151,10 +143,9 @@ def save(self: Any, path: str | os.PathLike | None = None, policy: int = 0) -> N
     saving.save_all()
     saving.check_saved()
     if path is not None:
-        newest = checkpoint.find_checkpoint(self.cfg.run_dir, "latest", policy)
+        _, state, _ = checkpoint.load_newest(self.cfg.run_dir, policy)
         try:
-            with newest.open("rb") as source, replacing(Path(path)) as target:
-                shutil.copyfileobj(source, target)
+            checkpoint.save_checkpoint(state, Path(path))
         except (OSError, ValueError) as error:
             raise UserError(f"save({str(path)!r}) cannot be written: {error}") from error
 
@@ -180,16 +171,14 @@ def set_parameters(self: Any, parameters: str | os.PathLike | Parameters | Mappi
     Raises `UserError`, and changes nothing, for what does not fit.
     """
     if isinstance(parameters, str | os.PathLike):
-        states = {policy: {name: state[name] for name in ("algo", "model") if name in state}
-                  for policy, state in read_states(self, Path(parameters)).items()}
-    else:
-        if not isinstance(parameters, Mapping):
-            raise UserError(f"parameters are a {type(parameters).__name__}; give a state dict, or "
-                            "{policy: state dict}")
+        states = read_states(self, Path(parameters))
+    elif isinstance(parameters, Mapping):
         is_of_policies = all(isinstance(key, int) for key in parameters)
-        states = {policy: {"model": state}
-                  for policy, state in (parameters if is_of_policies else of_one(self, parameters)).items()}
-    hand_over(self, states)
+        given = parameters if is_of_policies else of_one(self, parameters)
+        states = {policy: {"model": state} for policy, state in given.items()}
+    else:
+        raise UserError(f"parameters are a {type(parameters).__name__}; give a state dict, or {{policy: state dict}}")
+    hand_over(self, states, optimizer=False)
 
 
 def load_parameters(self: Any, path: str | os.PathLike, policy: int | None = None) -> None:
@@ -197,9 +186,7 @@ def load_parameters(self: Any, path: str | os.PathLike, policy: int | None = Non
 
     The best one of an evaluator holds no optimizer; then that stays as it is.
     """
-    states = {number: {name: state[name] for name in ("algo", "model", "optimizer") if name in state}
-              for number, state in read_states(self, Path(path), policy).items()}
-    hand_over(self, states)
+    hand_over(self, read_states(self, Path(path), policy), optimizer=True)
 
 
 def of_one(trainer: Any, value: Any) -> dict[int, Any]:
@@ -209,64 +196,53 @@ def of_one(trainer: Any, value: Any) -> dict[int, Any]:
     return {0: value}
 
 
-def read_states(trainer: Any, path: Path, policy: int | None = None) -> dict[int, dict[str, Any]]:
+def read_states(trainer: Any, path: Path, policy: int | None = None) -> dict[int, Values]:
     """Read the checkpoint of a file, or those of a run. Raises `UserError` where they are of other spaces."""
     cfg, info = trainer.cfg, trainer.buffers.info
-    if not path.is_dir():
-        try:
-            state = checkpoint.load_checkpoint(path)
-        except checkpoint.DamagedCheckpoint as error:
-            raise UserError(f"{error}; what torch.save has made of a state dict is none: give torch.load(path)"
-                            ) from None
-        states = of_one(trainer, state) if policy is None else {policy: state}
-    else:
+    if path.is_dir():
         states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(cfg.num_policies)}
+    else:
+        state = checkpoint.load_checkpoint(path)
+        states = of_one(trainer, state) if policy is None else {policy: state}
     if None in states.values():
         raise UserError(f"{path} holds no checkpoint of each of the {cfg.num_policies} policies")
     for number, state in states.items():
-        kind = trainer.buffers.policies[check_policy(number, cfg)].kind
-        leaves, _ = info.as_trained(kind, state, path)
-        if list(leaves) != list(info.kinds[kind][0]):
+        kind = info.kinds[trainer.buffers.policies[check_policy(number, cfg)].kind]
+        leaves = kind.as_trained(state, path)
+        if list(leaves) != list(kind.obs_space):
             raise UserError(f"{path} takes the observations in another order: {', '.join(leaves)}")
     return states
 
 
-def hand_over(trainer: Any, states: Mapping[int, dict[str, Any]]) -> None:
+def hand_over(trainer: Any, states: Mapping[int, Values], *, optimizer: bool) -> None:
     """Hand states to the learners, in files, and wait until they have taken them. Raises `UserError` for misfits."""
-    cfg = trainer.cfg
+    cfg, given = trainer.cfg, {}
     trainer.check_alive()
     trainer.check_paused("set_parameters")
     if not states:
         raise UserError("there are no parameters; give {policy: state dict}")
     for policy, state in states.items():
-        check_policy(policy, cfg)
+        path = checkpoint.policy_dir(cfg.run_dir, check_policy(policy, cfg)) / checkpoint.GIVEN
         if state.get("algo", cfg.algo) != cfg.algo:
             raise UserError(f"the checkpoint is of --algo={state['algo']}, not of {cfg.algo}; choose another")
-        state["model"] = fit(state["model"], trainer.models[policy], policy)
-    paths = [checkpoint.policy_dir(cfg.run_dir, policy) / checkpoint.GIVEN for policy in states]
+        model = copy.deepcopy(trainer.models[policy])
+        try:
+            model.load_state_dict(state["model"])
+        except (RuntimeError, TypeError) as error:  # of other names or shapes
+            raise UserError(f"the parameters of policy {policy} do not fit: {error}") from error
+        given[path] = {"algo": cfg.algo, "sgd_steps": 0, "env_steps": 0, "model": model.state_dict(),
+                       "optimizer": state.get("optimizer") if optimizer else None}
     try:
-        for state, path in zip(states.values(), paths, strict=True):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            checkpoint.save_checkpoint({"algo": cfg.algo, "sgd_steps": 0, "env_steps": 0, **state}, path)
+        with checkpoint.refusing_files(cfg.train_dir):
+            for path, state in given.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.save_checkpoint(state, path)
         for policy in states:
             trainer.commands.send(policy, LOAD, policy)
         trainer.wait_for_answers(LOAD, "take the parameters over")
-    except OSError as error:
-        raise UserError(f"parameters are handed over in {error.filename}, which cannot be written: {error.strerror}"
-                        ) from error
     finally:
-        for path in paths:
+        for path in given:
             path.unlink(missing_ok=True)
-
-
-def fit(given: Parameters, model: nn.Module, policy: int) -> dict[str, Tensor]:
-    """Return parameters as those of a model. Raises `UserError` where they differ from its own in names or shapes."""
-    model = copy.deepcopy(model)
-    try:
-        model.load_state_dict(given)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(f"the parameters of policy {policy} do not fit: {error}") from error
-    return model.state_dict()
 
 
 def predict(self: Any, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False,
@@ -274,9 +250,9 @@ def predict(self: Any, obs: Any, state: Any = None, episode_start: Any = None, d
     """Choose the action of a policy with its newest parameters; as `Policy.predict`, which says more."""
     if self.process != os.getpid():
         raise UserError("predict() works in the process that made the system; load() a checkpoint in another one")
+    own = self.buffers.policies[check_policy(policy, self.cfg)]
     if policy not in self.policies:
-        check_policy(policy, self.cfg)
-        kind = self.buffers.policies[policy].kind
-        self.policies[policy] = Policy(self.cfg, self.buffers.info, kind, torch.device("cpu"))
-    self.policies[policy].refresh(self.buffers.policies[policy].weights)
-    return self.policies[policy].predict(obs, state, episode_start, deterministic, action_mask)
+        self.policies[policy] = Policy(self.cfg, self.buffers.info, own.kind, torch.device("cpu"))
+    player = self.policies[policy]
+    player.refresh(own.weights)
+    return player.predict(obs, state, episode_start, deterministic, action_mask)

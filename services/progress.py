@@ -1,6 +1,5 @@
 """How far a run has come: what each policy has reported, and the lines that say so in the console."""
 
-import contextlib
 import math
 import textwrap
 from collections import deque
@@ -13,6 +12,7 @@ from gymnasium import spaces
 from config import Config
 from runtime.machine import body_dtype, this_machine
 
+Figures = dict[str, Any]  # by their names, as in metrics.jsonl
 TOTALS = ("sgd_steps", "env_steps_trained")  # of all learners of the policy
 WINDOWS = ("returns", "lengths", "objectives", "matches")  # of `PolicyProgress`
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
@@ -33,25 +33,17 @@ def mean(values: Sequence[float]) -> float | None:
 class PolicyProgress:
     """What one policy has reported: its last episodes, and its training since the last row of metrics.jsonl."""
 
-    def __init__(self, policy: int, earlier: dict[str, Any], sgd_steps: int, resumed_at: int | None) -> None:
-        """Begin; earlier: the run's last summary; resumed_at: the env_steps of its checkpoint."""
+    def __init__(self, sgd_steps: int) -> None:
         # a resumed policy waits for a full window: it would else be ranked by a single episode
         self.min_episodes = RETURN_WINDOW if sgd_steps else 1
         self.returns, self.lengths, self.objectives, self.matches = (deque(maxlen=RETURN_WINDOW) for _ in WINDOWS)
         self.has_objective = False  # the environment has told a true objective; until then returns stand for it
-        self.training: list[dict[str, float]] = []  # statistics of the datasets since the last row
-        self.latest: dict[str, float] = {"sgd_steps": sgd_steps}
-        self.evaluation: dict[str, float] = {}  # the one since the last row, if any
-        self.last_evaluation: dict[str, float] = {}
+        self.training: list[Figures] = []  # statistics of the datasets since the last row
+        self.latest: Figures = {"sgd_steps": sgd_steps}
+        self.evaluation: Figures = {}  # the one since the last row, if any
+        self.last_evaluation: Figures = {}
         self.reached = -math.inf  # what was compared with `stop_at_return` last; once high enough it stays
         self.lag_sum = self.lag_max = self.num_datasets = 0
-        with contextlib.suppress(LookupError, TypeError):  # there was none
-            evaluation = earlier["evaluation"][policy]
-            if evaluation["eval_env_steps"] <= (resumed_at or 0):  # else of weights that were lost in a crash
-                self.last_evaluation = evaluation
-        with contextlib.suppress(LookupError, TypeError, ValueError):
-            if earlier["env_steps"] == resumed_at:
-                self.reached = float(earlier["reached_return"][policy])
 
     @property
     def mean_return(self) -> float | None:
@@ -71,24 +63,26 @@ class PolicyProgress:
         if self.has_objective != math.isnan(objective):  # an episode without an objective says nothing about it
             self.objectives.append(objective if self.has_objective else episode_return)
 
-    def add_training(self, stats: dict[str, float]) -> None:
-        totals = {name: max(stats[name], self.latest.get(name, 0)) for name in TOTALS}  # of whichever learner
-        self.latest = stats | totals
-        self.training.append(self.latest)
+    def add_training(self, stats: Figures) -> None:
+        self.training.append(stats)
+        self.latest = {name: max(stats[name], self.latest.get(name, 0)) for name in TOTALS}  # of whichever learner
+        self.latest["learning_rate"] = stats["learning_rate"]
         self.lag_sum += stats["policy_lag_mean"]
         self.lag_max = max(self.lag_max, stats["policy_lag_max"])
         self.num_datasets += 1
 
-    def window(self) -> dict[str, Any]:
-        """Return the last episodes, to be saved."""
-        return {name: list(getattr(self, name)) for name in WINDOWS} | {"objectives_told": self.has_objective}
+    def window(self) -> Figures:
+        """Return the last episodes, and what was said of them, to be saved."""
+        return {name: list(getattr(self, name)) for name in WINDOWS} | {
+            "objectives_told": self.has_objective, "evaluation": self.last_evaluation, "reached": self.reached}
 
-    def restore_window(self, saved: dict[str, Any]) -> None:
+    def restore_window(self, saved: Figures) -> None:
         """Take what `window` returned. Raises `LookupError`, `TypeError` or `ValueError` for anything else."""
-        values = {name: [float(value) for value in saved[name]] for name in WINDOWS}
-        self.has_objective = bool(saved["objectives_told"])
         for name in WINDOWS:
-            getattr(self, name).extend(value for value in values[name] if math.isfinite(value))
+            getattr(self, name).extend(saved[name])
+        self.has_objective = saved["objectives_told"]
+        # earlier versions did not save these
+        self.last_evaluation, self.reached = saved.get("evaluation", {}), saved.get("reached", -math.inf)
 
     def forget_episodes(self) -> None:
         """Begin a new window of episodes: the parameters are others."""
@@ -103,12 +97,12 @@ class PolicyProgress:
             self.reached = self.last_evaluation.get("eval_return", -math.inf) if cfg.eval_every_env_steps else of_window
         return self.reached >= cfg.stop_at_return
 
-    def take_row(self) -> dict[str, Any]:
+    def take_row(self) -> Figures:
         """Return this policy's part of a row, and begin the next one.
 
         What was not finite is None, also of an extreme, whose order would else decide: JSON has no such numbers.
         """
-        row: dict[str, Any] = {
+        row: Figures = {
             "mean_return": self.mean_return, "return_min": min(self.returns, default=None),
             "return_max": max(self.returns, default=None), "mean_length": mean(self.lengths)}
         if self.has_objective:
@@ -117,29 +111,11 @@ class PolicyProgress:
             row["win_rate_vs_past"] = mean(self.matches)
         for name in dict.fromkeys(name for stats in self.training for name in stats):
             values = [stats[name] for stats in self.training if name in stats]  # some are of one learner alone
-            row[name] = values[-1] if name in (*TOTALS, "learning_rate") else (
-                max(values) if name.endswith("_max") else min(values) if name.endswith("_min") else mean(values))
-            if not all(map(math.isfinite, values)):
-                row[name] = None
-        row.setdefault("sgd_steps", self.latest["sgd_steps"])
-        row |= self.evaluation
+            combine = {"max": max, "min": min}.get(name.rpartition("_")[2], mean)
+            row[name] = combine(values) if all(map(math.isfinite, values)) else None
+        row |= self.latest | self.evaluation
         self.training, self.evaluation = [], {}
         return row
-
-
-def take_in(policies: Sequence[PolicyProgress], report: tuple) -> None:
-    """Take what a component reports of policies."""
-    match report:
-        case ("episodes", episodes):
-            for policy, *episode in episodes:
-                policies[policy].add_episode(*episode)
-        case ("matches", matches):
-            for policy, result in matches:
-                policies[policy].matches.append(result)
-        case ("trained", policy, stats):
-            policies[policy].add_training(stats)
-        case ("loaded", policy, source) if source == policy:  # parameters that the user gave
-            policies[policy].forget_episodes()
 
 
 # ---- lines -------------------------------------------------------------------------------------------------------
@@ -148,14 +124,14 @@ def take_in(policies: Sequence[PolicyProgress], report: tuple) -> None:
 def describe_run(trainer: Any) -> str:
     """Describe a run in lines of at most `WIDTH` characters, but for the last one, which names its folder."""
     cfg, info, lines = trainer.cfg, trainer.buffers.info, []
-    for number, (obs_space, action_space) in enumerate(info.kinds):
+    for number, own in enumerate(info.kinds):
         agents = [name for name, kind in zip(info.agents, info.kind_of_agent, strict=True) if kind == number]
         obs = ", ".join(f"{name} {'x'.join(map(str, space.shape)) if isinstance(space, spaces.Box) else space}"
-                        for name, space in obs_space.items())
+                        for name, space in own.obs_space.items())
         of_agents = f" ({', '.join(agents)})" if len(info.agents) > 1 else ""
-        lines.append(f"{cfg.env}{of_agents}: {obs} -> {action_space}")
+        lines.append(f"{cfg.env}{of_agents}: {obs} -> {own.action_space}")
     mode = ", serial" if cfg.serial_mode else "" if cfg.async_rl else ", in turns"
-    dtype = str(body_dtype(cfg.precision, trainer.devices[0], info.kinds[0][0])).removeprefix("torch.")
+    dtype = str(body_dtype(cfg.precision, trainer.devices[0], info.kinds[0].obs_space)).removeprefix("torch.")
     policies = f"{cfg.num_policies} policies of " if cfg.num_policies > 1 else ""
     lines += [f"{cfg.algo}{mode}: {cfg.num_workers} workers x {cfg.num_envs_per_worker} environments, "
               f"{cfg.num_epochs} x {cfg.num_batches_per_epoch} x {cfg.batch_size:,} samples a dataset; rollout "
@@ -167,13 +143,14 @@ def describe_run(trainer: Any) -> str:
     return "\n".join([*wrapped, f"records in {cfg.run_dir}"])
 
 
-def describe_progress(trainer: Any, policies: Sequence[PolicyProgress], pace: float, num_replaced: int) -> str:
-    """Describe how far a run has come, by the last row of metrics.jsonl, in at most `WIDTH` characters.
+def describe_progress(trainer: Any, policies: Sequence[PolicyProgress], summary: Figures) -> str:
+    """Describe how far a run has come, by its summary and the last row of metrics.jsonl, in `WIDTH` characters at most.
 
-    pace: env_steps per second in this call of train(). num_replaced: components so far.
+    The speed since the start says how long it will take.
     """
-    cfg, row, goal = trainer.cfg, trainer.row, trainer.goal
-    seconds_left = max(0.0, min((goal - row["env_steps"]) / pace if pace else math.inf,
+    cfg, row, goal, num_replaced = trainer.cfg, trainer.row, trainer.goal, summary["num_replaced"]
+    steps_per_sec = summary["fps"] / cfg.env_frameskip
+    seconds_left = max(0.0, min((goal - row["env_steps"]) / steps_per_sec if steps_per_sec else math.inf,
                                 cfg.train_for_seconds - row["wall_sec"]))
     trouble = [trainer.trouble] * bool(trainer.trouble) + [f"{num_replaced} replaced"] * bool(num_replaced)
     left = format_duration(seconds_left) if seconds_left < math.inf else "?"
@@ -191,7 +168,7 @@ def describe_progress(trainer: Any, policies: Sequence[PolicyProgress], pace: fl
     return " | ".join(parts)[:WIDTH]
 
 
-def describe_evaluation(of_policy: str, result: dict[str, float]) -> str:
+def describe_evaluation(of_policy: str, result: Figures) -> str:
     """Say in one line what an evaluation has come to."""
     return (f"evaluation{of_policy} at env_steps={result['eval_env_steps']:,}: return {result['eval_return']:.2f} +- "
             f"{result['eval_return_std']:.2f}, length {result['eval_length']:.1f}")
@@ -206,7 +183,7 @@ def describe_finished(trainer: Any, policies: Sequence[PolicyProgress]) -> str:
             "--restart_behavior=restart")
 
 
-def describe_end(cfg: Config, summary: dict[str, Any], policies: Sequence[PolicyProgress]) -> str:
+def describe_end(cfg: Config, summary: Figures, policies: Sequence[PolicyProgress]) -> str:
     """Say in a few lines what a run has come to, and where it was good enough that it ended for that reason."""
     reached = max(policy.reached for policy in policies)
     come_to = (f"{summary['env_steps']:,} env_steps in {format_duration(summary['wall_sec'])}, mean return "
@@ -219,7 +196,7 @@ def describe_end(cfg: Config, summary: dict[str, Any], policies: Sequence[Policy
 
 def show_scores(scores: list[float | None]) -> str:
     """Write the score of each policy, if there is one."""
-    return ", ".join("none" if one is None else f"{one:.2f}" for one in scores) if {*scores} != {None} else "none yet"
+    return ", ".join("none yet" if score is None else f"{score:.2f}" for score in scores)
 
 
 def format_duration(seconds: float) -> str:
@@ -243,25 +220,18 @@ class TensorBoard:
         self.writer = None
         self.has_failed = False
 
-    def write(self, what: Callable[[Any], Any]) -> None:
-        """Call a function with the writer, unless one before has failed."""
+    def write(self, method: str, *args: Any) -> None:
+        """Call a method of the writer, unless a call before has failed."""
         if self.has_failed:
             return
         try:
             self.writer = self.writer or self.make()
-            what(self.writer)
+            getattr(self.writer, method)(*args)
         except OSError as error:  # also that of the thread which writes
             self.has_failed = True
             self.tell(f"the curves in {self.folder} end here: {error.strerror or error}")
 
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.write(lambda writer: writer.add_scalar(tag, value, step))
-
-    def add_text(self, tag: str, text: str, step: int) -> None:
-        """Add a text in Markdown."""
-        self.write(lambda writer: writer.add_text(tag, text, step))
-
-    def add_row(self, row: dict[str, Any], step: int) -> None:
+    def add_row(self, row: Figures, step: int) -> None:
         """Add what a row of metrics.jsonl holds of this policy; an evaluation at the env_steps of its weights."""
         for name, value in row.items():
             if name in COUNTERS or value is None:
@@ -269,10 +239,10 @@ class TensorBoard:
             is_evaluation = name.startswith("eval_")
             tag = f"eval/{name.removeprefix('eval_')}" if is_evaluation else TAGS.get(name, f"train/{name}")
             at = row["eval_env_steps"] if is_evaluation else step
-            self.add_scalar(tag, value, at)
-        self.write(lambda writer: writer.flush())
+            self.write("add_scalar", tag, value, at)
+        self.write("flush")
 
     def add_settings(self, cfg: Config) -> None:
         """Add the settings of the run as a text."""
         table = "\n".join(f"| {name} | {value} |" for name, value in vars(cfg).items())
-        self.add_text("config", "| setting | value |\n|---|---|\n" + table, 0)
+        self.write("add_text", "config", "| setting | value |\n|---|---|\n" + table, 0)

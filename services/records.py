@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from config import Config
 from runtime.checkpoint import add_line, fill_run_dir, read_lines, save_settings, write_atomically
 from runtime.processes import Service, write_trace
-from runtime.utils import UserError, say, show_progress, this_rank
+from runtime.utils import say, show_progress, this_rank
 from services.progress import (
+    Figures,
     PolicyProgress,
     TensorBoard,
     describe_end,
@@ -32,7 +32,6 @@ from services.progress import (
     describe_progress,
     describe_run,
     mean,
-    take_in,
 )
 from shared_buffers import SAVE_PERIODIC
 
@@ -44,66 +43,66 @@ class Records(Service):
         """Begin, with what earlier starts of the run have left."""
         super().start(trainer)
         self.files = Files(trainer)
-        run_dir, resumed_at = trainer.cfg.run_dir, None
-        earlier, lost, last = {}, 0, {}
-        if any(found.state for found in trainer.found):
-            resumed_at = trainer.env_steps
-            earlier = read_summary(run_dir)
-            lost, last = cut_lost_rows(run_dir / "metrics.jsonl", resumed_at)
-        trainer.trained_sec = max(earlier.get("wall_sec", 0), last.get("wall_sec", 0))
-        trainer.num_episodes = last.get("num_episodes", 0)
-        self.resumed_at, self.before = resumed_at, trainer.totals()
-        self.policies = [PolicyProgress(policy, earlier, steps, resumed_at)
-                         for policy, steps in enumerate(trainer.versions)]
-        load_windows(run_dir / "episodes.json", self.policies, resumed_at)
+        run_dir, steps = trainer.cfg.run_dir, trainer.env_steps
+        rows, kept = cut_lines(run_dir / "metrics.jsonl", lambda row: row.get("env_steps", math.inf) <= steps)
+        trainer.trained_sec = max((row.get("wall_sec", 0) for row in rows), default=0)
+        trainer.num_episodes = kept[-1].get("num_episodes", 0) if kept else 0
+        self.before = trainer.totals()
+        self.policies = [PolicyProgress(version) for version in trainer.versions]
+        load_windows(run_dir / "episodes.json", self.policies, steps)
         self.first_step_sec: float | None = None
         self.num_replaced = 0
-        if lost:
-            trainer.log(f"left out {lost} reports of what came after the checkpoint, env_steps={resumed_at:,}")
+        if lost := len(rows) - len(kept):
+            trainer.log(f"left out {lost} reports of what came after the checkpoint, env_steps={steps:,}")
 
     def on(self, report: tuple) -> None:
         """Take a report into the records."""
-        trainer = self.trainer
-        take_in(self.policies, report)
+        trainer, policies = self.trainer, self.policies
         match report:
             case ("log", text, to_console):
                 self.files.log(text, to_console=to_console)
+            case ("episodes", episodes):
+                for policy, *episode in episodes:
+                    policies[policy].add_episode(*episode)
+            case ("matches", matches):
+                for policy, result in matches:
+                    policies[policy].matches.append(result)
+            case ("loaded", policy, source) if source == policy:  # parameters that the user gave
+                policies[policy].forget_episodes()
             case ("trained", policy, stats):
+                policies[policy].add_training(stats)
                 if number := sum(value for name, value in stats.items() if name.endswith("skipped_sgd_steps")):
                     trainer.log(f"skipped {number} SGD steps{trainer.of(policy)}: their gradients were not finite")
             case ("evaluated", policy, result):
-                if self.policies[policy].evaluation:  # each is in a row of its own
+                if policies[policy].evaluation:  # each is in a row of its own
                     self.write_row()
-                self.policies[policy].evaluation = self.policies[policy].last_evaluation = result
+                policies[policy].evaluation = policies[policy].last_evaluation = result
                 trainer.log(describe_evaluation(trainer.of(policy), result))
             case ("saved", _, kind, name, _) if kind == SAVE_PERIODIC:
-                self.files.write(save_windows, trainer.cfg.run_dir / "episodes.json", self.policies, name)
+                env_steps = int(name.removesuffix(".pt").rpartition("_")[2])
+                windows = {"env_steps": env_steps, "policies": [policy.window() for policy in policies]}
+                self.files.write("episodes.json", write_atomically, json.dumps(windows) + "\n")
             case ("replaced", _):
                 self.num_replaced += 1
             case ("starting",):  # meanwhile: it is slow
-                hidden = 0 if self.resumed_at is None else self.resumed_at + 1  # what came after the checkpoint
+                hidden = trainer.env_steps + 1  # what came after the checkpoint
                 self.boards = [TensorBoard(trainer.cfg.run_dir / "tensorboard" / f"policy_{policy:02}", hidden,
-                                           trainer.log) for policy in range(len(self.policies))]
+                                           trainer.log) for policy in range(len(policies))]
                 self.boards[0].add_settings(trainer.cfg)
             case ("ready_to_train",):
                 trainer.log(trainer.news + describe_run(trainer))
-            case ("beginning",):
-                trainer.is_good_enough = self.are_good_enough()
-            case ("nothing_to_do",) if trainer.cfg.trace_sec:  # the trace would be empty
-                raise UserError(describe_finished(trainer, self.policies))
             case ("nothing_to_do",):
-                trainer.log(describe_finished(trainer, self.policies))
+                trainer.log(describe_finished(trainer, policies))
             case ("begun",):
-                self.files.save_config()
                 trainer.row = {"mean_return": None}
-                self.at_begin = trainer.totals()
                 self.at_row = trainer.totals()
                 self.last_row = time.monotonic()
-            case ("changed",):
-                self.files.save_config()
             case ("ended",):
-                if "env_steps" not in trainer.row or any(policy.training for policy in self.policies):
+                if "env_steps" not in trainer.row or any(policy.training or policy.evaluation for policy in policies):
                     self.write_row()
+        if report[0] in ("begun", "changed"):
+            self.files.write("config.json", save_settings, vars(trainer.cfg))
+        trainer.is_good_enough = any(policy.is_good_enough(trainer.cfg) for policy in policies)
 
     def tick(self) -> None:
         """Write a row if one is due."""
@@ -116,16 +115,6 @@ class Records(Service):
         is_due = time.monotonic() - self.last_row >= trainer.cfg.report_interval_sec
         if any(policy.training for policy in self.policies) if trainer.cfg.serial_mode else is_due:
             self.write_row()
-        trainer.is_good_enough = self.are_good_enough()
-
-    def are_good_enough(self) -> bool:
-        """Return whether any policy has reached `stop_at_return`."""
-        return any(policy.is_good_enough(self.trainer.cfg) for policy in self.policies)
-
-    def flush(self) -> None:
-        """Write a row for an evaluation that ended after the training."""
-        if any(policy.evaluation for policy in self.policies):
-            self.write_row()
 
     def write_row(self) -> None:
         """Write a row, and the summary; show the progress."""
@@ -136,22 +125,22 @@ class Records(Service):
         for number, part in enumerate(parts):  # the first page shows the run too
             self.boards[number].add_row(row | part if number == 0 else part, now["env_steps"])
         trainer.row = row | (parts[0] if len(parts) == 1 else join_rows(parts))
-        self.files.write(add_line, trainer.cfg.run_dir / "metrics.jsonl", json.dumps(trainer.row))
-        self.files.write_summary(summarize(self))
-        self.files.show(describe_progress(trainer, self.policies, speed(now, self.at_begin), self.num_replaced))
+        self.files.write("metrics.jsonl", add_line, json.dumps(trainer.row))
+        summary = summarize(self)
+        self.files.write_summary(summary)
+        self.files.show(describe_progress(trainer, self.policies, summary))
 
     def close(self) -> None:
         """Write the last summary, and close the files."""
         trainer, summary = self.trainer, summarize(self)
         trainer.log(describe_end(trainer.cfg, summary, self.policies))
-        if trainer.env_steps > self.before["env_steps"] or self.resumed_at is None:  # else the one before stays true
+        if trainer.env_steps > self.before["env_steps"] or not self.before["env_steps"]:  # else the one before is true
             self.files.write_summary(summary)
         for board in self.boards:
-            board.write(lambda writer: writer.close())
+            board.write("close")
         if trainer.cfg.trace_sec and trainer.trained_until:
             begin = int(max(0.0, trainer.trained_until - trainer.cfg.trace_sec * 1e9))  # infinite: all of it
-            self.files.write(write_trace, trainer.cfg.run_dir / "trace.json", trainer.crew.spans, begin,
-                             trainer.trained_until)
+            self.files.write("trace.json", write_trace, trainer.crew.spans, begin, trainer.trained_until)
             trainer.log(f"what each process did: python -m tools.timeline {trainer.cfg.run_dir}")
 
 
@@ -161,13 +150,12 @@ class Files:
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.run_dir = trainer, trainer.cfg.run_dir
         self.is_losing_lines = self.is_line_open = False
-        self.saved_cfg: Config | None = None
 
-    def write(self, write: Callable[..., None], *args: Any) -> None:
-        """Call a function that writes into the folder."""
+    def write(self, name: str, write: Callable[..., None], *args: Any) -> None:
+        """Call write(path, *args) for a file of the folder."""
         try:
             fill_run_dir(self.run_dir, vars(self.trainer.cfg), self.trainer.buffers.start)
-            write(*args)
+            write(self.run_dir / name, *args)
         except OSError as error:
             if not self.is_losing_lines:
                 self.is_losing_lines = True
@@ -181,36 +169,26 @@ class Files:
         for line in text.splitlines():
             if to_console and this_rank().rank == 0:  # it speaks for all
                 say(line)
-            self.write(add_line, self.run_dir / "log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+            self.write("log.txt", add_line, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
 
     def show(self, progress: str) -> None:
         """Show a line of progress; in a terminal each takes the place of the one before."""
         if this_rank().rank == 0:
             self.is_line_open = show_progress(progress)
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        self.write(write_atomically, self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
-
-    def save_config(self) -> None:
-        """Write the settings, if they have changed."""
-        if self.trainer.cfg != self.saved_cfg:
-            self.saved_cfg = self.trainer.cfg
-            self.write(save_settings, self.run_dir / "config.json", vars(self.saved_cfg))
+    def write_summary(self, summary: Figures) -> None:
+        self.write("summary.json", write_atomically, json.dumps(summary, indent=2) + "\n")
 
 
-def speed(now: dict[str, float], before: dict[str, float]) -> float:
-    """Return the env_steps per second between two `Trainer.totals`."""
-    return (now["env_steps"] - before["env_steps"]) / max(now["train_sec"] - before["train_sec"], 1e-9)
+def describe_totals(trainer: Any, now: Figures, before: Figures) -> Figures:
+    """Return what a run has done, and its speed between two `Trainer.totals`, for a row or a summary."""
+    frameskip, steps = trainer.cfg.env_frameskip, now["env_steps"]
+    frames_per_sec = (steps - before["env_steps"]) * frameskip / max(now["train_sec"] - before["train_sec"], 1e-9)
+    return {"env_steps": steps, "env_frames": steps * frameskip, "wall_sec": now["train_sec"], "fps": frames_per_sec,
+            "num_episodes": now["num_episodes"]}
 
 
-def describe_totals(trainer: Any, now: dict[str, float], before: dict[str, float]) -> dict[str, Any]:
-    """Return what a run has done, and its speed since `before`, for a row or a summary."""
-    frameskip = trainer.cfg.env_frameskip
-    return {"env_steps": now["env_steps"], "env_frames": now["env_steps"] * frameskip, "wall_sec": now["train_sec"],
-            "fps": speed(now, before) * frameskip, "num_episodes": now["num_episodes"]}
-
-
-def summarize(records: Records) -> dict[str, Any]:
+def summarize(records: Records) -> Figures:
     """Return what summary.json holds."""
     trainer, policies = records.trainer, records.policies
     return {
@@ -234,9 +212,9 @@ def finite(numbers: Any) -> list[float | None]:
     return [number if math.isfinite(number) else None for number in numbers]
 
 
-def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def join_rows(parts: list[Figures]) -> Figures:
     """Summarize the rows of several policies: means, but the sum of sgd_steps and the extremes of returns and lag."""
-    row: dict[str, Any] = {}
+    row: Figures = {}
     for name, join in {
             "mean_return": mean, "return_min": min, "return_max": max, "mean_length": mean, "true_objective": mean,
             "win_rate_vs_past": mean, "policy_lag_mean": mean, "policy_lag_max": max, "sgd_steps": sum}.items():
@@ -249,33 +227,19 @@ def join_rows(parts: list[dict[str, Any]]) -> dict[str, Any]:
 # ---- what earlier starts of a run have left ----------------------------------------------------------------------
 
 
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Read the summary of a run's earlier part; empty when there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((run_dir / "summary.json").read_text())
-    return {}
-
-
-def cut_lost_rows(metrics: Path, env_steps: int) -> tuple[int, dict[str, Any]]:
-    """Cut out of metrics.jsonl what came after a checkpoint; return how many rows, and the last one that is left.
+def cut_lines(path: Path, is_kept: Callable[[Figures], bool]) -> tuple[list, list]:
+    """Cut out of a file of JSON objects what came after a checkpoint; return all that were there, and those kept.
 
     After a crash the reports are newer than the weights, and the last one may be cut off. A reader must find one
     history, in which env_steps never decrease.
     """
-    rows = read_lines(metrics)
-    kept = [row for row in rows if row.get("env_steps", math.inf) <= env_steps]
-    write_atomically(metrics, "".join(json.dumps(row) + "\n" for row in kept))
-    return len(rows) - len(kept), kept[-1] if kept else {}
+    rows = read_lines(path)
+    kept = [row for row in rows if is_kept(row)]
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+    return rows, kept
 
 
-def save_windows(path: Path, policies: Sequence[PolicyProgress], checkpoint: str) -> None:
-    """Write the last episodes of each policy, beside a checkpoint of this name. Raises `OSError`."""
-    env_steps = int(checkpoint.removesuffix(".pt").rpartition("_")[2])
-    windows = {"env_steps": env_steps, "policies": [policy.window() for policy in policies]}
-    write_atomically(path, json.dumps(windows) + "\n")
-
-
-def load_windows(path: Path, policies: Sequence[PolicyProgress], resumed_at: int | None) -> None:
+def load_windows(path: Path, policies: Sequence[PolicyProgress], resumed_at: int) -> None:
     """Give a run that goes on after so many env_steps its last episodes, but not those of lost weights.
 
     Policies save one after another: the run goes on with the largest count of theirs, which need not come last.

@@ -13,9 +13,9 @@ in the code of a policy worker or a learner would come again: it ends the run. S
 while, with the first failure.
 """
 
-import collections
 import contextlib
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,9 +47,8 @@ class Recovery(Service):
     def start(self, trainer: Any) -> None:
         """Begin to watch."""
         super().start(trainer)
-        self.last_look = time.monotonic()
         # those within the window, and when they were; the time in which something hung does not count
-        self.failures: collections.deque[tuple[float, Failure]] = collections.deque()
+        self.failures: deque[tuple[float, Failure]] = deque()
         self.seconds_hung = 0.0
 
     def on(self, report: tuple) -> bool | None:
@@ -65,19 +64,18 @@ class Recovery(Service):
 
     def tick(self) -> None:
         """Replace a component that hangs."""
-        if self.trainer.is_ready and time.monotonic() - self.last_look >= LOOK_SEC:
-            self.last_look = time.monotonic()
+        if self.trainer.is_ready and time.monotonic() - self.watch.last_look >= LOOK_SEC:
             for failure in self.find_hung()[:1]:  # its replacement may replace others that hang
                 self.replace(failure)
 
     def find_hung(self) -> list[Failure]:
         """Return the components that do nothing for too long though there is something to do."""
-        trainer, components = self.trainer, self.trainer.components
+        trainer, buffers, components = self.trainer, self.trainer.buffers, self.trainer.components
         # a learner looks for commands all the time, so its waits count
         has_mail = [component.role == "learner" or not component.inbox.empty() or self.is_stopped(index)
                     for index, component in enumerate(components)]
-        progress = int(trainer.buffers.env_steps.sum() + trainer.buffers.sgd_steps_begun.sum())
-        hung = self.watch.look(trainer.buffers.heartbeats.numpy(), has_mail, progress)
+        progress = int(buffers.env_steps.sum() + buffers.sgd_steps_begun.sum())
+        hung = self.watch.look(buffers.heartbeats.numpy(), has_mail, progress)
         found = [Failure(index, f"{components[index].name} hangs: no sign of life for {seconds:.0f} s (--{setting})",
                          seconds=seconds) for index, seconds, setting in hung]
         seconds = self.watch.seconds_still
@@ -96,18 +94,17 @@ class Recovery(Service):
 
     def replace(self, failure: Failure) -> None:
         """Replace what has failed: alone, or with all others. Raises `ComponentError` when that is not allowed."""
-        trainer, cfg, crew, component = (self.trainer, self.trainer.cfg, self.trainer.crew,
-                                         self.trainer.components[failure.index])
-        crew.end(failure.index)
+        trainer, cfg = self.trainer, self.trainer.cfg
+        plays = trainer.components[failure.index].role in PLAYS
         self.seconds_hung += failure.seconds
         now = time.monotonic() - self.seconds_hung
         self.failures.append((now, failure))
         while now - self.failures[0][0] > cfg.restart_window_sec:
             self.failures.popleft()
-        others = [process.is_alive() for each, process in zip(trainer.components, crew.processes, strict=True)
+        others = [process.is_alive() for each, process in zip(trainer.components, trainer.crew.processes, strict=True)
                   if each.role not in PLAYS]
-        alone = all(others) and component.role in PLAYS
-        if this_rank().world_size > 1 or (failure.traceback and component.role not in PLAYS):
+        alone = plays and all(others)
+        if this_rank().world_size > 1 or (failure.traceback and not plays):
             raise ComponentError(failure.traceback or failure.why)
         if len(self.failures) > cfg.max_restarts:
             raise ComponentError(self.failures[0][1].traceback or self.failures[0][1].why)
@@ -120,23 +117,23 @@ class Recovery(Service):
 
     def start_anew(self, indices: Sequence[int]) -> None:
         """Start some components anew, one or all."""
-        trainer = self.trainer
-        trainer.crew.end(*indices)
+        trainer, buffers, crew = self.trainer, self.trainer.buffers, self.trainer.crew
+        crew.end(*indices)
         if len(indices) > 1:
             remove_unfinished(trainer.cfg.run_dir)
-            lost = forget_all(trainer.buffers, trainer.cfg.rollout)
+            lost = forget_all(buffers, trainer.cfg.rollout)
             trainer.log(f"{lost:,} decisions are lost, and what learners had taken")
         for index in indices:
             component = trainer.components[index]
             if component.role == "rollout_worker":
-                forget_worker(trainer.buffers, component.number)
-                if len(indices) == 1:  # else as soon as all are ready
+                forget_worker(buffers, component.number)
+                if len(indices) == 1:  # else they are told with all others
                     component.inbox.put(trainer.commands.told)
             elif component.role == "evaluator":
                 component.inbox.drain()
-            trainer.buffers.heartbeats[index] = 0
+            buffers.heartbeats[index] = 0
             self.watch.forget(index)
-            trainer.crew.replace(index)
+            crew.start_one(index)
 
 
 class Watch:

@@ -12,147 +12,75 @@ import argparse
 import contextlib
 import os
 import random
-import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIG_DFL, SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGSTOP, SIGTERM, default_int_handler, signal
-from typing import Any
 
 import psutil
 
 from runtime.checkpoint import holds_run, list_checkpoints, policy_dir
+from tests.running import CHECKED, DEADLINE_SEC, ROOT, STALL_SEC, TELLING, Run, wait_until
 
-ROOT = Path(__file__).resolve().parent.parent
-DEADLINE_SEC, STALL_SEC = 60.0, 4.0  # then a run hangs; then it takes a component for hung
 ENDING_SHARE = 0.15  # of the faults
 MAX_GROWTH = (4, 2, 30)  # of the main process: descriptors, threads, megabytes
-FLAGS = f"""--env=checked:Telling --num_workers=2 --num_envs_per_worker=8 --rollout=16 --batch_size=256 --device=cpu
-    --encoder_mlp_layers=16 --normalize_input=False --learning_rate=1e-5 --eval_every_env_steps=3000 --eval_episodes=2
-    --stall_timeout_sec={STALL_SEC} --max_restarts=1000000 --save_every_sec=2 --report_interval_sec=0.2
-    --train_for_env_steps=1e12 --experiment=run """
-CHECKED = "--algo=checked:Checked --policy_workers_per_policy=2 "
 MODES = {
-    "feed-forward": CHECKED + "--async_rl", "recurrent": CHECKED + "--async_rl --use_rnn --rnn_size=16",
-    "synchronous": CHECKED + "--async_rl=False --num_batches_per_epoch=1", "in turns": CHECKED + "--async_rl=False",
-    "population": CHECKED + "--num_policies=2 --with_pbt --pbt_period_env_steps=5000 --pbt_start_mutation=5000",
-    "replay": "--algo=APEX --replay_size=20000 --replay_warmup=1024"}
+    "feed-forward": (*CHECKED, "--async_rl"),
+    "recurrent": (*CHECKED, "--async_rl", "--use_rnn", "--rnn_size=16"),
+    "synchronous": (*CHECKED, "--async_rl=False", "--num_batches_per_epoch=1"),
+    "in turns": (*CHECKED, "--async_rl=False"),
+    "population": (*CHECKED, "--num_policies=2", "--with_pbt", "--pbt_period_env_steps=5000",
+                   "--pbt_start_mutation=5000"),
+    "replay": ("--algo=APEX", "--replay_size=20000", "--replay_warmup=1024")}
 
 
-class Run:
-    """One start of train.py, in a session and with a folder for temporary files of its own."""
+class Victim(Run):
+    """A start to which faults are done."""
 
     def __init__(self, folder: Path, mode: str, rng: random.Random) -> None:
-        self.folder, self.run_dir, self.rng = folder, folder / "run", rng
-        folder.mkdir(parents=True, exist_ok=True)
+        self.rng, self.num_components, log = rng, 0, folder / "run" / "log.txt"
         (folder / "fault").unlink(missing_ok=True)
-        if (self.run_dir / "log.txt").exists():  # this start shall have its own
-            (self.run_dir / "log.txt").rename(folder / f"log_{time.time():.0f}.txt")
-        self.temporary = Path(tempfile.mkdtemp(prefix="chaos-"))  # with a short name: sockets lie there
-        self.shm, self.pids, self.num_components = set(os.listdir("/dev/shm")), set(), 0
-        self.begun = time.time()
-        seed = [] if holds_run(self.run_dir) else [f"--seed={rng.randrange(2**31)}"]
-        command = [sys.executable, ROOT / "train.py", *(FLAGS + MODES[mode]).split(), f"--train_dir={folder}", *seed]
-        with (folder / "output.txt").open("a") as output:
-            self.process = psutil.Popen(
-                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env=os.environ | {"PYTHONPATH": str(ROOT / "tests"), "TMPDIR": str(self.temporary)})
-
-    def read(self, name: str) -> str:
-        """Return what this start has written into a file of the run; "": nothing yet."""
-        path = self.run_dir / name
-        with contextlib.suppress(OSError):
-            return path.read_text(errors="replace") if path.stat().st_mtime > self.begun else ""
-        return ""
-
-    def sgd_steps(self) -> int:
-        """Return how much it has reported to have learned, 0 at first."""
-        found = re.search(r'"sgd_steps": (\d+)', self.read("summary.json"))
-        return int(found[1]) if found else 0
-
-    def members(self) -> list[psutil.Process]:
-        """Return all processes that come from this start, also those that outlived the one that started them."""
-        found = [process for process in psutil.process_iter(["environ"])
-                 if (process.info["environ"] or {}).get("TMPDIR") == str(self.temporary)]  # a zombie has none
-        self.pids.update(process.pid for process in found)
-        return found
+        if log.exists():  # this start shall have its own
+            log.rename(folder / f"log_{time.time():.0f}.txt")
+        seed = [] if holds_run(folder / "run") else [f"--seed={rng.randrange(2**31)}"]
+        super().__init__(folder, *TELLING, *MODES[mode], *seed)
 
     def components(self) -> dict[str, psutil.Process]:
-        """Return the processes of the components by the names that the log gives them."""
-        found = {}
-        for member in self.members():
-            with contextlib.suppress(psutil.Error):
-                if re.match(r"(rollout|learner|policy|evaluator)", member.name()):
-                    found[re.sub(r"^(rollout|policy)_", r"\1_worker_", member.name())] = member
+        """Return them, and remember how many there may be."""
+        found = super().components()
         self.num_components = max(self.num_components, len(found))
         return found
 
     def usage(self) -> tuple[int, int, int]:
         return self.process.num_fds(), self.process.num_threads(), self.process.memory_info().rss >> 20
 
-    def wait(self, condition: Callable[[], Any], seconds: float = DEADLINE_SEC) -> bool:
-        """Wait until something is so; return whether it came before the time was over and before the run's end."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                return bool(condition())
-            time.sleep(0.05)
-        return True
-
-    def learns(self) -> bool:
-        """Wait until it has learned more than it has now."""
-        self.wait(lambda: self.read("summary.json"))  # of this start
-        before = self.sgd_steps()
-        return self.wait(lambda: self.sgd_steps() > before)
-
-    def blamed(self, begin: int) -> set[str]:
-        """Return the components that were replaced, by what the log says from there on."""
-        line = r"^\S+ \S+ (\w+) (?:was killed|left|hangs|failed).*; (?:it is replaced|all processes begin again) \("
-        return set(re.findall(line, self.read("log.txt")[begin:], re.MULTILINE))
-
-    def left(self) -> list[str]:
-        """Return what there is of its processes, shared memory and temporary files."""
-        shm = [name for name in set(os.listdir("/dev/shm")) - self.shm
-               if self.pids & {int(number) for number in re.findall(r"\d+", name)}]
-        files = [name for name in os.listdir(self.temporary) if not name.startswith("torchinductor")]  # its cache
-        return [f"process {member.pid}" for member in self.members()] + shm + files
-
-    def kill(self) -> None:
-        """Kill all its processes but the guard, which cleans up."""
-        for member in self.members():
-            with contextlib.suppress(psutil.Error):
-                if "guard.py" not in " ".join(member.cmdline()):
-                    member.kill()
-
 
 # ---- faults that a run must survive: each returns whom the log should blame ------------------------------------------
 
 
-def hit_component(run: Run, *signals: int) -> str:
+def hit_component(run: Victim, *signals: int) -> str:
     """Kill a component, or stop it for ever."""
     name, process = run.rng.choice(sorted(run.components().items()))
     process.send_signal(run.rng.choice(signals or (SIGKILL, SIGKILL, SIGSEGV, SIGABRT, SIGSTOP)))
     return name
 
 
-def break_environment(run: Run, *faults: str) -> str:
+def break_environment(run: Victim, *faults: str) -> str:
     """Write down a fault for the first environment that is reset, in whichever process; wait until it is done."""
     components = {process.pid: name for name, process in run.components().items()}
     fault = run.rng.choice(faults or ("raise", "hang", "leave", "crash", "hold the interpreter's lock"))
     (run.folder / "new").write_text(fault)
     (run.folder / "new").rename(run.folder / "fault")
-    run.wait(lambda: list(run.folder.glob("fault.*")))
+    run.until(lambda: list(run.folder.glob("fault.*")))
     taken = [components.get(int(path.suffix[1:])) for path in run.folder.glob("fault.*")]
     for path in run.folder.glob("fault*"):
         path.unlink()
     return taken[0] if taken else "an environment"
 
 
-def freeze(run: Run) -> str:
+def freeze(run: Victim) -> str:
     """Stop one component for a moment, or all for longer than it takes to call one hung."""
     one, everybody = run.rng.choice([*run.components().values()]), run.members()
     members, seconds = run.rng.choice([([one], STALL_SEC / 2), (everybody, STALL_SEC + 1)])
@@ -164,9 +92,9 @@ def freeze(run: Run) -> str:
     return ""
 
 
-def hit_server(run: Run) -> str:
+def hit_server(run: Victim) -> str:
     """Kill the server that components are forked from, with which all die, or stop it before one of them dies."""
-    server = next(child for child in run.process.children() if "forkserver" in " ".join(child.cmdline()))
+    server = run.server()
     if run.rng.random() < 0.5:
         server.kill()
         return "*"
@@ -174,7 +102,7 @@ def hit_server(run: Run) -> str:
     return hit_component(run, SIGKILL)
 
 
-def fill_disk(run: Run) -> str:
+def fill_disk(run: Victim) -> str:
     """Make all files stop growing for a while."""
     members = run.members()
     for size in (run.rng.choice([0, 100, 5000]), psutil.RLIM_INFINITY):
@@ -185,7 +113,7 @@ def fill_disk(run: Run) -> str:
     return ""
 
 
-def remove_folder(run: Run) -> str:
+def remove_folder(run: Victim) -> str:
     """Remove the run's folder."""
     shutil.rmtree(run.run_dir, ignore_errors=True)
     return ""
@@ -194,13 +122,13 @@ def remove_folder(run: Run) -> str:
 WEIGHTS = {hit_component: 11, break_environment: 4, freeze: 3, hit_server: 2, fill_disk: 1, remove_folder: 1}
 
 
-def survive(run: Run) -> tuple[str, list[str]]:
+def survive(run: Victim) -> tuple[str, list[str]]:
     """Do a fault that a run must survive; return its name, and what went wrong."""
     fault = run.rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
-    run.wait(lambda: len(run.components()) >= run.num_components, 10)  # the one before may be about to be replaced
+    run.until(lambda: len(run.components()) >= run.num_components, 10)  # the one before may be about to be replaced
     mark = len(run.read("log.txt")) if fault is not remove_folder else 0
     expected = fault(run)
-    goes_on = (not expected or run.wait(lambda: run.blamed(mark))) and run.learns()
+    goes_on = (not expected or run.until(lambda: run.blamed(mark))) and run.learns()
     blamed = run.blamed(mark)
     if not goes_on:
         return fault.__name__, ["hangs" if run.process.poll() is None else f"ended with {run.process.returncode}"]
@@ -211,7 +139,7 @@ def survive(run: Run) -> tuple[str, list[str]]:
 # ---- faults that end a run, and its resumption -----------------------------------------------------------------------
 
 
-def end(run: Run) -> tuple[str, list[str]]:
+def end(run: Victim) -> tuple[str, list[str]]:
     """End a run with a signal to its main process, its group or all; return what was done, and what went wrong."""
     number = run.rng.choice([SIGTERM, SIGINT, SIGHUP, SIGKILL, SIGKILL])
     if is_stuck := number == SIGKILL and run.rng.random() < 0.5:  # a worker hangs in C
@@ -219,19 +147,16 @@ def end(run: Run) -> tuple[str, list[str]]:
     if number == SIGKILL and run.rng.random() < 0.3:
         run.kill()
     else:
-        run.members()
         run.rng.choice([os.kill, os.killpg])(run.process.pid, number)
-    status, deadline = None, time.monotonic() + 10
+    status = None
     with contextlib.suppress(psutil.TimeoutExpired):
         status = run.process.wait(DEADLINE_SEC)
-        deadline = time.monotonic() + 10
-    while run.left() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: not run.left(), 10)
     wrong = [] if status == (-number if number == SIGKILL else 0) else [f"ended with {status}"]
     return f"{number.name}{' while a worker hangs in C' * is_stuck}", wrong + run.left()
 
 
-def damage_checkpoint(run: Run) -> Path | None:
+def damage_checkpoint(run: Victim) -> Path | None:
     """Flip a bit of the newest checkpoint or cut off its end, if there is another one; return it."""
     newest, *others = list_checkpoints(policy_dir(run.run_dir)) or [None]
     if others:
@@ -242,10 +167,10 @@ def damage_checkpoint(run: Run) -> Path | None:
     return newest if others else None
 
 
-def resume(run: Run, mode: str) -> tuple[Run, list[str]]:
+def resume(run: Victim, mode: str) -> tuple[Victim, list[str]]:
     """Start a run that has ended again, its newest checkpoint perhaps damaged; return it, and what went wrong."""
     has_saved, damaged = holds_run(run.run_dir), run.rng.random() < 0.5 and damage_checkpoint(run)
-    resumed = Run(run.folder, mode, run.rng)
+    resumed = Victim(run.folder, mode, run.rng)
     wrong = [] if resumed.learns() else ["does not learn"]
     log = resumed.read("log.txt")
     if ("resumed at env_steps=" in log) != has_saved:
@@ -257,7 +182,7 @@ def resume(run: Run, mode: str) -> tuple[Run, list[str]]:
 
 def disturb(folder: Path, mode: str, rng: random.Random, num_faults: int) -> Iterator[tuple[str, list[str]]]:
     """Do faults to a run, of which the last one ends it; yield the name of each and what went wrong, and then stop."""
-    run = Run(folder, mode, rng)
+    run = Victim(folder, mode, rng)
     try:
         used = ()
         for number in reversed(range(num_faults)):
@@ -272,15 +197,14 @@ def disturb(folder: Path, mode: str, rng: random.Random, num_faults: int) -> Ite
                 grown = [now > old + most for old, now, most in zip(used, run.usage(), MAX_GROWTH, strict=True)]
                 kind, wrong = end(run)
                 wrong += [f"held {used} at first, and more at last"] * any(grown)
-                shutil.rmtree(run.temporary, ignore_errors=True)
+                run.close()
                 if number > 0 and not wrong:
                     (run, wrong), used = resume(run, mode), ()
             yield kind, wrong
             if wrong:
                 return
     finally:
-        run.kill()
-        shutil.rmtree(run.temporary, ignore_errors=True)
+        run.close()
 
 
 def main(argv: list[str]) -> int:

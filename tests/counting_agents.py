@@ -6,7 +6,7 @@ PettingZoo's parallel API, refuses actions that nobody should be given, and keep
 
 import zlib
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,11 +24,14 @@ def chance(*numbers: int) -> int:
     return zlib.crc32(repr(numbers).encode())
 
 
-class End(NamedTuple):
-    """How an agent's episode ends: the number of its final observation, and the flag that comes with it."""
+class Life(NamedTuple):
+    """What the rules say of one agent in one episode."""
 
-    step: int
-    terminated: bool
+    arrival: int  # the step in which it joins
+    end: int  # the number of its final observation
+    terminated: bool  # or else truncated
+    decisions: list[int]  # the steps in which it acts
+    objective: float
 
 
 @dataclass(frozen=True)
@@ -45,54 +48,31 @@ class Script:
     turns: bool = False  # all but one sleep
     small_rewards: bool = False  # -1, 0 or 1: games are often drawn
 
-    def always_there(self, env: int, agent: int, episode: int) -> bool:
-        """Return whether an agent is the one that an episode begins with, whatever the rules."""
-        return agent == chance(env, episode) % self.num_agents
-
-    def present(self, env: int, agent: int, episode: int) -> bool:
-        """Return whether an agent takes part in an episode, be it later."""
-        if self.always_there(env, agent, episode):
-            return True
-        misses = self.absences and chance(env, agent, episode, 1) % 3 == 0
-        return not misses and self.arrival(env, agent, episode) < self.end(env, agent, episode).step
-
-    def arrival(self, env: int, agent: int, episode: int) -> int:
-        """Return the step in which an agent joins."""
-        if not self.late or self.always_there(env, agent, episode):
-            return 0
-        return chance(env, agent, episode, 8) % 4
-
-    def end(self, env: int, agent: int, episode: int) -> End:
+    def lives(self, env: int, episode: int) -> dict[int, Life]:
+        """Return what all do that take part in an episode, be it later."""
+        lives = {}
+        first = chance(env, episode) % self.num_agents  # is there from the start, whatever the rules
         length = 1 + chance(env, episode, 2) % 11
-        step = 1 + chance(env, agent, episode, 3) % length if self.deaths else length
-        return End(step, chance(env, agent, episode, 4) % 3 > 0)
-
-    def length(self, env: int, episode: int) -> int:
-        """Count the steps of an episode: until no agent is left."""
-        return max(self.end(env, agent, episode).step for agent in range(self.num_agents)
-                   if self.present(env, agent, episode))
-
-    def acts(self, env: int, agent: int, episode: int, t: int) -> bool:
-        there = self.arrival(env, agent, episode) <= t < self.end(env, agent, episode).step
-        if not there or not self.present(env, agent, episode):
-            return False
-        if self.turns:
-            return agent == (episode + t) % self.num_agents
-        first = t == 0 and self.always_there(env, agent, episode)  # a reset shows something
-        return not self.naps or first or chance(env, agent, episode, t, 5) % 5 > 1
-
-    def decisions(self, env: int, agent: int, episode: int) -> list[int]:
-        """List the steps in which an agent acts."""
-        return [t for t in range(self.end(env, agent, episode).step) if self.acts(env, agent, episode, t)]
+        for agent in range(self.num_agents):
+            end = 1 + chance(env, agent, episode, 3) % length if self.deaths else length
+            arrival = chance(env, agent, episode, 8) % 4 if self.late and agent != first else 0
+            misses = self.absences and agent != first and chance(env, agent, episode, 1) % 3 == 0
+            decisions = list(range(arrival, end))
+            if self.turns:
+                decisions = [t for t in decisions if agent == (episode + t) % self.num_agents]
+            elif self.naps:  # but a reset shows something
+                decisions = [t for t in decisions
+                             if chance(env, agent, episode, t, 5) % 5 > 1 or (t == 0 and agent == first)]
+            if arrival < end and not misses:
+                lives[agent] = Life(arrival, end, chance(env, agent, episode, 4) % 3 > 0, decisions,
+                                    float(chance(env, agent, episode, 7) % 1000))
+        return lives
 
     def reward(self, env: int, agent: int, episode: int, t: int, action: int) -> float:
         """Give each transition a reward of its own; the sum over an episode is exact in float32."""
         if self.small_rewards:
             return chance(env, agent, episode, t, 6) % 3 - 1.0
         return ((((env % 16) * 4 + agent) * 64 + episode % 64) * 16 + t) * 16.0 + action
-
-    def objective(self, env: int, agent: int, episode: int) -> float:
-        return float(chance(env, agent, episode, 7) % 1000)
 
     # ---- observations and actions ----------------------------------------------------------------------------------
 
@@ -115,7 +95,8 @@ class Script:
 
     def mask(self, env: int, agent: int, episode: int, t: int) -> np.ndarray:
         """Forbid everything to an agent that does not act, and else one option."""
-        mask = np.full(self.num_actions(agent), int(self.acts(env, agent, episode, t)), np.int8)
+        acts = t in self.lives(env, episode)[agent].decisions
+        mask = np.full(self.num_actions(agent), int(acts), np.int8)
         mask[(episode + t) % len(mask)] = 0
         return mask
 
@@ -132,84 +113,72 @@ class Script:
         """Return what a learner must find: an agent that does not act is forbidden nothing."""
         leaves = self.obs(env, agent, episode, t)
         if "mask" in self.naps:
-            leaves["action_mask"] = self.mask(env, agent, episode, t)
-            leaves["action_mask"] |= not self.acts(env, agent, episode, t)
+            mask = self.mask(env, agent, episode, t)
+            leaves["action_mask"] = mask if mask.any() else np.ones_like(mask)
         return leaves
 
 
 class CountingAgents:
     """Plays a script. The seed of the first reset gives the environment's number."""
 
-    metadata: ClassVar = {"render_fps": 7}
-
     def __init__(self, script: Script = Script()) -> None:
         self.script = script
-        self.possible_agents = [f"agent_{i}" for i in range(script.num_agents)]
-        self.agents: list[str] = []
+        self.possible_agents = list(range(script.num_agents))
+        self.observation_space, self.action_space = script.obs_space, script.action_space
         self.number = self.episode = self.t = -1
+        self.num_steps = 0
         self.actions: dict[tuple[int, int, int], int] = {}  # by agent, episode and step, of those that acted
         self.shapings: dict[tuple[int, int], Any] = {}  # by agent and episode
-
-    def observation_space(self, agent: str) -> spaces.Space:
-        return self.script.obs_space(self.possible_agents.index(agent))
-
-    def action_space(self, agent: str) -> spaces.Space:
-        return self.script.action_space(self.possible_agents.index(agent))
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         if seed is not None:
             self.number, self.episode = number_of(seed), -1
         self.episode, self.t = self.episode + 1, 0
-        self.agents = []
-        self.join()
-        return self.observe(self.agents)
+        self.lives = self.script.lives(self.number, self.episode)
+        return self.observe()
 
-    def join(self) -> None:
-        """Let the agents come that take part from now on."""
-        now = self.number, self.episode
-        coming = [name for agent, name in enumerate(self.possible_agents) if self.script.present(now[0], agent, now[1])
-                  and self.script.arrival(now[0], agent, now[1]) == self.t]
-        self.agents = [name for name in self.possible_agents if name in self.agents or name in coming]
-
-    def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
+    def step(self, actions: dict[int, Any]) -> tuple[dict, dict, dict, dict, dict]:
         assert list(actions) == self.agents, f"actions for {list(actions)}, alive are {self.agents}"
-        rewards = {name: self.act(self.possible_agents.index(name), action) for name, action in actions.items()}
+        rewards = {agent: self.act(agent, action) for agent, action in actions.items()}
         self.t += 1
-        self.join()
-        terminated, truncated = {}, {}
-        for name in self.agents:
-            end = self.script.end(self.number, self.possible_agents.index(name), self.episode)
-            terminated[name] = self.t == end.step and end.terminated
-            truncated[name] = self.t == end.step and not end.terminated
-        obs, infos = self.observe(self.agents)
-        self.agents = [name for name in self.agents if not terminated[name] and not truncated[name]]
+        self.num_steps += 1
+        obs, infos = self.observe()
+        over = {agent: life for agent, life in self.lives.items() if life.end == self.t}
+        terminated = {agent: life.terminated for agent, life in over.items()}
+        truncated = {agent: not life.terminated for agent, life in over.items()}
         return obs, rewards, terminated, truncated, infos
+
+    @property
+    def agents(self) -> list[int]:
+        """List those whose episodes go on."""
+        return [agent for agent, life in self.lives.items() if life.arrival <= self.t < life.end]
 
     def act(self, agent: int, action: Any) -> float:
         """Take one agent's action and return its reward."""
         space, now = self.script.action_space(agent), (self.number, agent, self.episode, self.t)
         assert space.contains(action), f"{action!r} is not in {space}"
         index = int(action - space.start)
-        if self.script.acts(*now):
+        if self.t in self.lives[agent].decisions:
             self.actions[now[1:]] = index
             assert "mask" not in self.script.naps or self.script.mask(*now)[index], f"{action} is forbidden"
         else:
             assert index == 0, f"agent {agent} does not act, but was given {action}"
         return self.script.reward(*now, index)
 
-    def observe(self, names: list[str]) -> tuple[dict, dict]:
+    def observe(self) -> tuple[dict, dict]:
         obs, infos = {}, {}
-        for name in names:
-            agent = self.possible_agents.index(name)
+        for agent, life in self.lives.items():
+            if not life.arrival <= self.t <= life.end:
+                continue
             now = (self.number, agent, self.episode, self.t)
-            over, acts = self.t == self.script.end(*now[:3]).step, self.script.acts(*now)
-            infos[name] = {"true_objective": self.script.objective(*now[:3])} if over else {}
+            over, acts = self.t == life.end, self.t in life.decisions
+            infos[agent] = {"true_objective": life.objective} if over else {}
             if self.script.naps == "info":
-                infos[name]["is_active"] = acts
+                infos[agent]["is_active"] = acts
             if self.script.naps == "mask in info":
-                infos[name]["action_mask"] = self.script.mask(*now)
+                infos[agent]["action_mask"] = self.script.mask(*now)
             if acts or over or self.script.naps != "missing":
-                obs[name] = self.script.obs(*now)
+                obs[agent] = self.script.obs(*now)
         return obs, infos
 
     def get_default_reward_shaping(self) -> dict[str, float]:

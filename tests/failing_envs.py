@@ -62,11 +62,6 @@ class NanObservation(Steady):
         return super().observe() * (math.nan if self.fails_in(FAILING_STEP) else 1)
 
 
-class NanReward(Steady):
-    def reward(self, action: Any) -> float:
-        return math.nan if self.fails_in(FAILING_STEP) else 1.0
-
-
 class HugeReward(Steady):
     def reward(self, action: Any) -> float:
         return 1e30 if self.fails_in(FAILING_STEP) else 1.0
@@ -85,10 +80,21 @@ class LargeObservation(Steady):
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-class StepRaises(Steady):
+class AlwaysRaises(Steady):
+    """Fails in each environment, also of a worker that takes the place of another."""
+
     def reward(self, action: Any) -> float:
-        if self.fails_in(FAILING_STEP):
+        if self.num_calls == 250:
             raise ValueError("the wheel came off")
+        return 1.0
+
+
+class AlwaysHangs(Steady):
+    """Hangs in the second step: the first one is looked at before the run begins."""
+
+    def reward(self, action: Any) -> float:
+        if self.num_calls > 1:
+            time.sleep(1000)
         return 1.0
 
 

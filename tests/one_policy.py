@@ -1,15 +1,13 @@
 """Buffers for tests of components with one policy and one agent in each environment; a look into inboxes."""
 
-import fcntl
-import struct
-import termios
-
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
 
 from algorithms import algorithm_class
 from config import Config
+from envs.flat_spaces import AgentKind
 from envs.vector_env import EnvInfo
 from shared_buffers import Inbox, SharedBuffers
 
@@ -19,8 +17,12 @@ CPU = torch.device("cpu")
 def make_buffers(cfg: Config, obs_space: dict[str, spaces.Space], action_space: spaces.Space,
                  model: nn.Module) -> SharedBuffers:
     """Allocate what the components of one policy share."""
-    info = EnvInfo(["agent"], [0], [(obs_space, action_space)], None, [spaces.Dict(obs_space)])
-    return SharedBuffers(cfg, algorithm_class(cfg.algo)(cfg), info, [0], [model], [CPU])
+    kind = AgentKind(spaces.Dict(obs_space), action_space, np.arange(1), squash=False)
+    kind.obs_space = obs_space
+    info = EnvInfo(["agent"], [0], [kind], None)
+    buffers = SharedBuffers(cfg, algorithm_class(cfg.algo)(cfg), info, [0], [model], [CPU])
+    buffers.goal.fill_(10**9)
+    return buffers
 
 
 def take_one(inbox: Inbox) -> tuple[int, int]:
@@ -34,6 +36,8 @@ def drain(inbox: Inbox) -> list[tuple[int, ...]]:
 
 
 def num_waiting(inbox: Inbox) -> int:
-    """Count the records in an inbox."""
-    size = struct.unpack("i", fcntl.ioctl(inbox.pipe, termios.FIONREAD, b"\0" * 4))[0]
-    return size // Inbox.RECORD.size
+    """Count the messages in an inbox."""
+    messages = drain(inbox)
+    for message in messages:
+        inbox.put(message)
+    return len(messages)

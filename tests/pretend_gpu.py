@@ -38,15 +38,6 @@ class OnDevice(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return operate(func, *args, **kwargs or {})
 
-    @property
-    def data(self) -> Tensor:
-        return self.detach()
-
-    @data.setter
-    def data(self, other: Tensor) -> None:  # `Module.to` of a model that lies on the device already
-        torch.Tensor.data.__set__(self, other)
-        self.inner = other.inner
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copied = self.detach().clone()
         return memo.setdefault(id(self), torch.nn.Parameter(copied, self.requires_grad)
@@ -131,11 +122,8 @@ class Recurrent(torch.autograd.Function):
         return None, None, None, *wrap(found)
 
 
-class Event:
-    """A point in a stream, which has passed when it is there."""
-
-    query = staticmethod(lambda: True)
-    synchronize = staticmethod(lambda: None)
+# a point in a stream, which has passed when it is there
+EVENT = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
 
 
 class Module:
@@ -146,13 +134,9 @@ class Module:
 
     default_generators = (GENERATOR,)
     is_initialized = is_available = staticmethod(lambda: True)
-    current_device = staticmethod(lambda: 0)
-    device_count = staticmethod(lambda: 1)
     _is_in_bad_fork = staticmethod(lambda: False)
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16])
-    current_stream = staticmethod(lambda device: SimpleNamespace(record_event=Event))
-    get_rng_state = staticmethod(lambda device: GENERATOR.get_state())
-    set_rng_state = staticmethod(lambda state, device: GENERATOR.set_state(state))
+    current_stream = staticmethod(lambda device: SimpleNamespace(record_event=lambda: EVENT))
     manual_seed_all = GENERATOR.manual_seed
 
 
@@ -162,7 +146,6 @@ def register_device() -> tuple[torch.library.Library, ...]:
     torch.utils.backend_registration._setup_privateuseone_for_python_backend(DEVICE, Module())
     everything, some = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     everything.fallback(operate, "PrivateUse1")
-    some.impl("is_pinned", lambda tensor, device=None: False, "CPU")
     some.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
     for name in RECURRENT.values():
         some.impl(f"{name}.input", functools.partial(recurrent, name), "AutogradPrivateUse1")

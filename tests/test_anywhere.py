@@ -10,21 +10,22 @@ from typing import Any
 
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
-from test_train import SMALL, newest_state, read_summary, run_train, wait_until
+from running import ROOT, SMALL, Run, newest_state, run_train
 
 from evaluate import main as evaluate
 from train import main as train
 
-ROOT = Path(__file__).parent.parent
-
 # no main guard
 SCRIPT = '''
+import gc
 import threading
+from pathlib import Path
 import my_part
+from gymnasium.envs.classic_control import CartPoleEnv
 from appo import AsyncPPO, Settings
 from trainer import APPO, load
 
-class Local(my_part.Slow):
+class Local(CartPoleEnv):
     pass
 
 class MySettings(Settings):
@@ -37,15 +38,15 @@ def make(name, env="CartPole-v1", **settings):
     return APPO(env, experiment=name, num_workers=1, num_envs_per_worker=8, rollout=16, batch_size=128,
                 encoder_mlp_layers=(8,), **settings)
 
-def processes_of(*systems):
-    return [process for system in systems for process in system.crew.processes if process.is_alive()]
+def alive(processes):
+    return [process for process in processes if process.is_alive()]
 
 try:
     with make("raises", Local, encoder=my_part.MyEncoder, algo=Mine) as raises:
         raises.train(500)
         raise ValueError("mine")
 except ValueError:
-    print("left by the exception:", processes_of(raises), raises.cfg.env, raises.cfg.encoder)
+    print("left by the exception:", alive(raises.crew.processes), raises.cfg.env, raises.cfg.encoder)
 
 one, two = make("one"), make("two", make_env := lambda: Local())
 one.train(300)
@@ -55,17 +56,19 @@ for thread in threads:
 for thread in threads:
     thread.join()
 print("trained:", one.env_steps >= 600, two.env_steps >= 300)
-for system in one, two, one:
-    system.close()
-print("left:", processes_of(one, two))
+of_two, pipes = two.crew.processes, [Path(inbox.name) for inbox in two.buffers.worker_inboxes]
+print("there:", alive(of_two) == of_two, all(pipe.exists() for pipe in pipes))
+del two
+gc.collect()
+print("left of the one that is forgotten:", alive(of_two), any(pipe.exists() for pipe in pipes))
+print("the other one:", alive(one.crew.processes) == one.crew.processes)
+one.close()
+one.close()
+print("left:", alive(one.crew.processes))
 print("loaded:", load("train_dir/raises").predict([0.0] * 4, deterministic=True)[0] in (0, 1))
 '''
 PART = """
-from gymnasium.envs.classic_control import CartPoleEnv
 from torch import nn
-
-class Slow(CartPoleEnv):
-    pass
 
 class MyEncoder(nn.Module):
     def __init__(self, cfg, obs_space):
@@ -83,8 +86,9 @@ def test_a_script_without_a_guard_in_another_folder(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "my_script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
                             check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert (result.returncode, result.stderr) == (0, "")
-    assert re.findall("^(?:left|trained|loaded).*", result.stdout, re.MULTILINE) == [
-        "left by the exception: [] my_script:Local my_part:MyEncoder", "trained: True True", "left: []", "loaded: True"]
+    assert re.findall("^(?:left|trained|there|the other|loaded).*", result.stdout, re.MULTILINE) == [
+        "left by the exception: [] my_script:Local my_part:MyEncoder", "trained: True True", "there: True True",
+        "left of the one that is forgotten: [] False", "the other one: True", "left: []", "loaded: True"]
     assert (tmp_path / "train_dir" / "raises" / "checkpoints" / "policy_00").exists()
 
 
@@ -105,9 +109,9 @@ def test_files_lie_where_the_command_was_typed_wherever_environments_go(tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     env = ["--env=test_anywhere:Wanders", "--experiment=run"]
-    assert train(["--num_workers=1", "--num_envs_per_worker=4", "--rollout=16", "--batch_size=64", *env,
-                  "--train_for_env_steps=500", "--eval_every_env_steps=250", "--eval_episodes=2",
-                  f'--env_kwargs={{"folder": "{tmp_path / "elsewhere"}"}}']) == 0
+    assert train([*SMALL, *env, "--serial_mode", "--train_for_env_steps=500", "--eval_every_env_steps=250",
+                  "--eval_episodes=2", f'--env_kwargs={{"folder": "{tmp_path / "elsewhere"}"}}']) == 0
+    os.chdir(tmp_path)  # they have gone elsewhere in this process
     best = "train_dir/run/checkpoints/policy_00/best.pt"
     assert evaluate([*env, "--episodes=2", f"--checkpoint={best}", "--record_video=film.gif"]) == 0
     assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {"episodes"}
@@ -140,36 +144,23 @@ def refuse(event, args):
 ctypes.CDLL = CDLL
 sys.addaudithook(refuse)
 """
-TELLS = """
-import os
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Tells(CartPoleEnv):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with open("pid", "w") as file:
-            file.write(str(os.getpid()))
-"""
 
 
 def test_what_only_linux_has_is_not_needed(tmp_path: Path) -> None:
-    """A population learns, a worker that is killed is replaced, Ctrl-C saves, and the run is resumed."""
-    def kill_and_stop(process: subprocess.Popen) -> None:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        wait_until(lambda: read_summary(run_dir).get("num_replaced", 0) == 1, "it is not replaced")
-        steps = read_summary(run_dir)["sgd_steps"]
-        wait_until(lambda: read_summary(run_dir)["sgd_steps"] > steps, "it does not go on")
-        os.killpg(process.pid, signal.SIGINT)
-
+    """A population learns, a worker that crashes is replaced, Ctrl-C saves, and the run is resumed."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_LINUX)
-    (tmp_path / "tells.py").write_text(TELLS)
-    flags = (*SMALL[1:], "--env=tells:Tells", "--num_policies=2", "--with_pbt", "--pbt_period_env_steps=200",
+    flags = (*SMALL, "--env=checked:Telling", "--num_policies=2", "--with_pbt", "--pbt_period_env_steps=200",
              "--pbt_start_mutation=200")
-    run_dir = tmp_path / "first"
-    stopped = run_train(tmp_path, *flags, "--train_for_env_steps=1e9", disturb=kill_and_stop)
-    assert (stopped.status, stopped.err) == (0, "")
-    assert len((run_dir / "population.jsonl").read_text().splitlines()) > 1
-    steps = newest_state(run_dir)["env_steps"]
-    resumed = run_train(tmp_path, *flags, f"--train_for_env_steps={steps + 500}")
+    with Run(tmp_path, *flags, "--train_for_env_steps=1e9") as run:
+        assert run.learns()
+        (tmp_path / "new").write_text("crash")
+        (tmp_path / "new").rename(tmp_path / "fault")
+        assert run.until(lambda: run.blamed() == {"rollout_worker_0"}), "it is not replaced"
+        assert run.learns(), "it does not go on"
+        os.killpg(run.process.pid, signal.SIGINT)
+    assert (run.status, run.err) == (0, "")
+    assert len((run.run_dir / "population.jsonl").read_text().splitlines()) > 1
+    steps = newest_state(run.run_dir)["env_steps"]
+    resumed = run_train(tmp_path, *flags, "--serial_mode", f"--train_for_env_steps={steps + 500}")
     assert (resumed.status, resumed.err) == (0, "")
-    assert newest_state(run_dir)["env_steps"] > steps
+    assert newest_state(run.run_dir)["env_steps"] > steps

@@ -7,29 +7,23 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from rig import OBS_SPACE, Rig
 from torch import Tensor
 
-from algorithm import MaskedMean
-from algorithms.apex import ApeX
-from config import configure
+from algorithms.replay import n_step
 from distributions import FORBIDDEN
 from envs.flat_spaces import ACTION_MASK
-from runtime.several import ALONE
 from trainer import APEX
 
-OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32), ACTION_MASK: spaces.MultiBinary(5)}
-ACTIONS = spaces.Discrete(5)
 
-
-def make(**settings: Any) -> tuple[ApeX, torch.nn.Module]:
-    """Make the algorithm and a network whose target differs from it."""
-    torch.manual_seed(0)
-    algorithm = ApeX(configure({"env": "CartPole-v1", "algo": "apex", "normalize_input": False} | settings))
-    model = algorithm.make_model(OBS_SPACE, ACTIONS)
+def make(**settings: Any) -> Rig:
+    """Make a learner whose target network differs from the newest one."""
+    rig = Rig(spaces.Discrete(5), OBS_SPACE | {ACTION_MASK: spaces.MultiBinary(5)}, algo="apex", normalize_input=False,
+              replay_size=1000, **settings)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in rig.learner.model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    return algorithm, model
+    return rig
 
 
 def random_obs(count: int) -> dict[str, Tensor]:
@@ -49,26 +43,17 @@ def slow_q(model: torch.nn.Module, obs: dict[str, Tensor], row: int) -> list[flo
 
 
 def test_dueling_double_q_targets_and_the_loss_equal_a_slow_reference() -> None:
-    algorithm, model = make()
-    size = 40
-    obs, later = random_obs(size), random_obs(size)
+    rig, size = make(), 40
+    model, obs, later = rig.learner.model, random_obs(size), random_obs(size)
     data: dict[str, Tensor] = {f"obs/{name}": value for name, value in obs.items()}
     data |= {f"following_obs/{name}": value for name, value in later.items()}
     data |= {"rewards": torch.randn(size), "weights": torch.rand(size),
-             "discounts": torch.where(torch.rand(size) < 0.2, 0.0, 0.9), "new_episode": torch.ones(size).bool(),
+             "discounts": torch.where(torch.rand(size) < 0.2, 0.0, 0.9),
              "actions": obs[ACTION_MASK].float().argmax(1, keepdim=True).float(), "rnn_states": torch.zeros(size, 0)}
+    data |= dict.fromkeys(("new_episode", "valid"), torch.ones(size, dtype=torch.bool))
     data = {name: value[:, None] for name, value in data.items()}
-
-    def ask(rows: dict[str, Tensor], function: Any) -> tuple[Tensor, ...]:
-        parts = {name.removeprefix("obs/"): rows[name][:, 0] for name in rows if name.startswith("obs/")}
-        return tuple(out[:, None] for out in function(model, parts, rows["rnn_states"][:, 0], rows["new_episode"]))
-
-    with torch.no_grad():
-        data |= algorithm.prepare(model, data, ask)
-    outputs = algorithm.evaluate(model, obs, torch.zeros(size, 0), torch.ones(size, 1).bool())
-    by_time = {name: value.transpose(0, 1) for name, value in data.items()}
-    mean = MaskedMean(torch.ones(1, size).bool(), ALONE)
-    loss = algorithm.loss(model, tuple(out[None] for out in outputs), by_time, mean)
+    data |= rig.prepared(data)
+    loss = rig.loss(data)
 
     total, errors = 0.0, []
     for row in range(size):
@@ -87,34 +72,27 @@ def test_dueling_double_q_targets_and_the_loss_equal_a_slow_reference() -> None:
     assert not any(name.startswith("target") for name, _ in model.named_parameters()), "no optimizer sees the target"
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_first_priorities_are_those_of_the_networks_that_acted(n: int) -> None:
-    algorithm, _ = make(n_step=n, gamma=0.9)
-    length = 12
-    rewards, taken = torch.randn(length), torch.randn(length)
+@pytest.mark.parametrize(("n", "death"), [(1, 4), (3, 4), (3, 11)])
+def test_first_priorities_are_those_of_the_networks_that_acted(n: int, death: int) -> None:
+    algorithm, length = make().learner.algorithm, 12
+    rewards, taken = torch.randn(2, length)
     best = taken + torch.rand(length) * (torch.rand(length) < 0.5)
-    ends = {4: "terminated", 8: "truncated"}
-    returns, discounts, steps = [], [], []
+    terminated, truncated = (torch.arange(length) == end for end in (death, 8))
+    returns, discounts, steps = n_step(rewards, terminated, truncated, 0.9, n)
+    found = algorithm.first_priorities({"rewards": returns, "discounts": discounts, "steps": steps, "q_taken": taken,
+                                        "q_best": best})
     for t in range(length):
-        stop = min([end for end in ends if end >= t] + [t + n - 1, length - 1])
-        steps.append(stop - t + 1)
-        returns.append(sum(0.9**k * float(rewards[t + k]) for k in range(steps[-1])))
-        discounts.append(0.0 if ends.get(stop) == "terminated" else 0.9 ** steps[-1])
-    found = algorithm.first_priorities({
-        "rewards": torch.tensor(returns), "discounts": torch.tensor(discounts), "steps": torch.tensor(steps),
-        "q_taken": taken, "q_best": best})
-    for t in range(length):
-        later = t + steps[t]
+        later = t + int(steps[t])
         if discounts[t] and later == length:
             assert found[t].isnan(), "nobody has looked at what follows the trajectory"
         else:
-            follows = discounts[t] * float(best[later]) if discounts[t] else 0.0
-            assert float(found[t]) == pytest.approx(abs(returns[t] + follows - float(taken[t])), abs=1e-5)
+            follows = discounts[t] * best[later] if discounts[t] else 0.0
+            assert float(found[t]) == pytest.approx(float(abs(returns[t] + follows - taken[t])), abs=1e-5)
 
 
 def test_each_agent_explores_by_its_own_epsilon_among_what_is_allowed() -> None:
-    algorithm, model = make()
-    count = 4000
+    learner, count = make().learner, 4000
+    algorithm, model = learner.algorithm, learner.model
     obs = {name: value[:1].expand(count, -1) for name, value in random_obs(1).items()}
     obs[ACTION_MASK] = torch.tensor([1, 0, 1, 1, 0], dtype=torch.uint8).expand(count, -1)
     states, new = torch.zeros(count, 0), torch.ones(count).bool()
@@ -132,7 +110,8 @@ def test_each_agent_explores_by_its_own_epsilon_among_what_is_allowed() -> None:
 
 
 def test_the_target_network_is_a_copy_made_every_so_many_steps() -> None:
-    algorithm, model = make(target_every_sgd_steps=10)
+    learner = make(target_every_sgd_steps=10).learner
+    algorithm, model = learner.algorithm, learner.model
     before = model.target.policy_head.weight.clone()
     algorithm.after_sgd_step(model, 19)
     assert torch.equal(model.target.policy_head.weight, before)

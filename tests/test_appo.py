@@ -1,6 +1,5 @@
 """The whole system: reproducible, resumable, bounded when the learner is slow; learns CartPole and Pendulum."""
 
-import json
 import math
 import time
 from pathlib import Path
@@ -12,8 +11,7 @@ from parts import learners, make_config
 
 from algorithm import Loss
 from appo import AsyncPPO
-from runtime import checkpoint
-from runtime.checkpoint import prepare_run_dir
+from runtime.checkpoint import prepare_run_dir, read_lines
 from runtime.utils import UserError
 from services.records import Records
 from trainer import APPO, Trainer
@@ -26,7 +24,7 @@ SMALL: dict[str, Any] = {
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Read metrics.jsonl without the clock times."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = read_lines(run_dir / "metrics.jsonl")
     return [{name: value for name, value in row.items() if name not in CLOCK} for row in rows]
 
 
@@ -34,17 +32,16 @@ def start(train_dir: Path, **settings: Any) -> APPO:
     return APPO("CartPole-v1", **SMALL | {"train_dir": str(train_dir)} | settings)
 
 
-def run(train_dir: Path, *steps: int, **settings: Any) -> APPO:
+def run(train_dir: Path, steps: int | None = None, **settings: Any) -> APPO:
     with start(train_dir, **settings) as appo:
-        for n in steps or (None,):
-            appo.train(n)
+        appo.train(steps)
     return appo
 
 
 @pytest.mark.parametrize("async_rl", [False, True])
 def test_serial_mode_gives_bit_identical_figures_twice(tmp_path: Path, *, async_rl: bool) -> None:
     first, second, other = (
-        run(tmp_path / name, async_rl=async_rl, seed=seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
+        run(tmp_path / name, 2000, async_rl=async_rl, seed=seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
     rows = metrics(first.cfg.run_dir)
     assert len(rows) > 10
     assert rows == metrics(second.cfg.run_dir)
@@ -53,39 +50,18 @@ def test_serial_mode_gives_bit_identical_figures_twice(tmp_path: Path, *, async_
         assert torch.equal(a, b)
 
 
-def test_synchronous_mode_has_no_lag_and_asynchronous_mode_has_some(tmp_path: Path) -> None:
-    for async_rl in (False, True):
-        rows = metrics(run(tmp_path / str(async_rl), async_rl=async_rl, serial_mode=False).cfg.run_dir)
-        lag = max(row.get("policy_lag_max", 0) for row in rows)
-        assert (lag > 0) == async_rl
-
-
-def test_a_resumed_run_continues_counters_schedule_optimizer_and_normalizer(tmp_path: Path) -> None:
-    settings = {"lr_schedule": "linear_decay", "train_for_env_steps": 4000}
-    first = run(tmp_path, 2000, **settings)
-    saved = checkpoint.load_checkpoint(checkpoint.find_checkpoint(first.cfg.run_dir))
-    with start(tmp_path, **settings) as second:
-        resumed = learners(second)[0].state.state_dict()
-        assert all(resumed.pop(name) == saved.pop(name) for name in ("algo", "config", "spaces"))
-        assert saved.pop("format") == checkpoint.FORMAT
-        assert resumed["optimizer"].pop("class") == saved["optimizer"].pop("class") == "Adam"
-        for state in (resumed, saved):  # set before each step, from the state's own
-            del state["optimizer"]["param_groups"][0]["lr"]
-        torch.testing.assert_close(resumed, saved, rtol=0, atol=0)
-        assert second.env_steps == first.env_steps
-        windows = [system.find(Records).policies[0].window() for system in (first, second)]
-        assert windows[0] == windows[1]
-        assert windows[0]["returns"], "the last episodes count on"
-        rows_before = len(metrics(second.cfg.run_dir))
-        second.train()
-    rows = metrics(second.cfg.run_dir)
-    assert len(rows) > rows_before, "metrics.jsonl is continued, not begun anew"
-    for row in rows:  # one schedule over the whole run, across the resume
+def test_a_resumed_run_goes_on_with_its_records_and_one_schedule(tmp_path: Path) -> None:
+    """The rest of what is resumed is in `test_learner.py`, `test_train.py` and `test_stop.py`."""
+    for steps in (2000, None):
+        appo = run(tmp_path, steps, lr_schedule="linear_decay", train_for_env_steps=4000)
+    rows = metrics(appo.cfg.run_dir)
+    assert rows[0]["env_steps"] < 2000
+    assert appo.env_steps >= 4000
+    for row in rows:
         expected = 1e-3 * max(0.0, 1 - row["env_steps"] / 4000)
         assert row["learning_rate"] == pytest.approx(expected, rel=1e-12)
     steps = [row["sgd_steps"] for row in rows]
     assert steps == sorted(steps)
-    assert second.env_steps >= 4000
 
 
 class SlowPPO(AsyncPPO):
@@ -96,41 +72,42 @@ class SlowPPO(AsyncPPO):
         return super().loss(*args)
 
 
-def test_a_slow_learner_bounds_memory_and_lag(tmp_path: Path) -> None:
-    with start(tmp_path, algo=SlowPPO, serial_mode=False, async_rl=True, rollout=8, batch_size=32) as appo:
-        appo.train(1500)
-        cfg, num_slots = appo.cfg, appo.buffers.num_slots
+@pytest.mark.parametrize("async_rl", [False, True])
+def test_a_slow_learner_bounds_memory_and_lag_which_is_0_in_turns(tmp_path: Path, *, async_rl: bool) -> None:
+    appo = run(tmp_path, 1000, algo=SlowPPO, serial_mode=False, async_rl=async_rl, rollout=8, batch_size=32)
+    cfg, num_slots = appo.cfg, appo.buffers.num_slots
     rows = [row for row in metrics(cfg.run_dir) if "policy_lag_max" in row]
     # datasets: one is trained on, one is complete, the others are in all slots
     ahead = 2 + math.ceil(num_slots / cfg.trajectories_per_dataset)
-    steps_per_dataset = cfg.num_batches_per_epoch * cfg.num_epochs
-    assert 0 < max(row["policy_lag_max"] for row in rows) <= ahead * steps_per_dataset
+    least, most = (1, ahead * cfg.num_batches_per_epoch * cfg.num_epochs) if async_rl else (0, 0)
+    assert least <= max(row["policy_lag_max"] for row in rows) <= most
     held = (num_slots + 3 * cfg.trajectories_per_dataset) * cfg.rollout
     assert all(row["env_steps"] - row["env_steps_trained"] <= held for row in rows), "sampling waits for the learner"
 
 
-def test_a_folder_in_which_a_process_trains_is_refused(tmp_path: Path) -> None:
-    def folder(**given: Any) -> Any:
-        cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path)} | given)
-        return prepare_run_dir(cfg.run_dir, vars(cfg))
+def folder(train_dir: Path, **given: Any) -> Any:
+    """Prepare a run's folder, return its lock."""
+    cfg = make_config({"env": "CartPole-v1", "train_dir": str(train_dir)} | given)
+    return prepare_run_dir(cfg.run_dir, vars(cfg))
 
-    lock = folder()
+
+def test_a_folder_in_which_a_process_trains_is_refused(tmp_path: Path) -> None:
+    lock = folder(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path)
-    for given in ({"restart_behavior": "resume"}, {"restart_behavior": "restart"}, {"restart_behavior": "overwrite"},
-                  {"train_dir": str(tmp_path / "link")}):
+    for train_dir, behavior in ((tmp_path, "resume"), (tmp_path, "restart"), (tmp_path, "overwrite"),
+                                (tmp_path / "link", "resume")):
         with pytest.raises(UserError, match="another process trains"):
-            folder(**given)
+            folder(train_dir, restart_behavior=behavior)
     lock.close()
-    folder().close()
+    folder(tmp_path).close()
 
 
 def test_a_folder_that_holds_no_run_is_never_deleted(tmp_path: Path) -> None:
     precious = tmp_path / "CartPole-v1" / "thesis.tex"
     precious.parent.mkdir()
     precious.write_text("years of work")
-    cfg = make_config({"env": "CartPole-v1", "train_dir": str(tmp_path), "restart_behavior": "overwrite"})
     with pytest.raises(UserError, match="holds no run"):
-        prepare_run_dir(cfg.run_dir, vars(cfg))
+        folder(tmp_path, restart_behavior="overwrite")
     assert precious.read_text() == "years of work"
 
 

@@ -26,12 +26,8 @@ for number in range(10**6):
 """
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_are_those_of_the_time_after_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "WARM_UP_SEC", 1.0)
-
-
-def test_the_figures_are_those_of_the_time_after_the_warm_up(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     speed = measure(["--speed=1000"], 1.0, tmp_path)
     assert (speed.env_steps, speed.frames) == pytest.approx((100, 400))

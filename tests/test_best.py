@@ -1,20 +1,18 @@
 """best.pt is the best: by evaluation where there is one, else by the mean over full windows of episodes."""
 
-import copy
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from parts import SMALL, make_config
-from test_population import assert_equal, metrics_of, read_json
+from tiny import Tiny
 
-from runtime.checkpoint import BEST, is_better, load_checkpoint, policy_dir, sort_of_score
+from runtime.checkpoint import BEST, is_better, load_checkpoint, policy_dir, read_lines, sort_of_score
 from services import saving
 from services.progress import RETURN_WINDOW, PolicyProgress
 from services.records import Records
@@ -24,22 +22,20 @@ from trainer import APPO
 SERIAL = SMALL | {"serial_mode": True, "experiment": "run"}
 
 
-class RisesAndFalls(gym.Env):
+class RisesAndFalls(Tiny):
     """Episodes of one step. All environments together: the return rises to 1 in episode 600, and falls again."""
 
-    observation_space = spaces.Box(-1, 1, (1,), np.float32)
-    action_space = spaces.Discrete(2)
+    length = 1
     episodes: ClassVar[list[float]] = []  # the returns so far
     has_objective = False
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(1, np.float32), {}
+    def reward(self, action: Any) -> float:
+        self.value = 1 - abs(len(self.episodes) - 600) / 600
+        self.episodes.append(self.value)
+        return -self.value if self.has_objective else self.value
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        value = 1 - abs(len(self.episodes) - 600) / 600
-        self.episodes.append(value)
-        info = {"true_objective": value} if self.has_objective else {}
-        return np.zeros(1, np.float32), -value if self.has_objective else value, True, False, info
+    def info(self) -> dict[str, Any]:
+        return {"true_objective": self.value} if self.has_objective and self.t else {}
 
 
 class RisesAndFallsByObjective(RisesAndFalls):
@@ -61,14 +57,17 @@ def best_of(train_dir: Path) -> dict[str, Any]:
     return load_checkpoint(policy_dir(train_dir / "run") / BEST)
 
 
+def summary_of(train_dir: Path) -> dict[str, Any]:
+    return json.loads((train_dir / "run" / "summary.json").read_text())
+
+
 def evaluations_of(train_dir: Path) -> list[dict[str, Any]]:
-    return [row for row in metrics_of(train_dir) if "eval_return" in row]
+    return [row for row in read_lines(train_dir / "run" / "metrics.jsonl") if "eval_return" in row]
 
 
-def windows() -> list[float]:
+def windows() -> np.ndarray:
     """Return the mean of every full window of episodes."""
-    returns = np.array(RisesAndFalls.episodes)
-    return np.convolve(returns, np.full(RETURN_WINDOW, 1 / RETURN_WINDOW), "valid").tolist()
+    return np.convolve(RisesAndFalls.episodes, np.full(RETURN_WINDOW, 1 / RETURN_WINDOW), "valid")
 
 
 # ---- by mean return --------------------------------------------------------------------------------------------------
@@ -85,7 +84,7 @@ def test_the_best_full_window_is_saved_when_it_happens(env: str, tmp_path: Path,
     assert best["score"] == pytest.approx(max(windows()), abs=0.02), "a few episodes finish between two looks"
     assert 600 < best["env_steps"] < 700
     assert float(appo.buffers.best_score[0]) == best["score"]
-    assert read_json(tmp_path / "run" / "summary.json")["best_score"] == [best["score"]]
+    assert summary_of(tmp_path)["best_score"] == [best["score"]]
     assert f"best score {best['score']:.2f}" in (tmp_path / "run" / "log.txt").read_text()
 
 
@@ -105,7 +104,7 @@ def test_a_run_ends_when_the_mean_of_100_episodes_is_good_enough_and_says_so(
     """Episode i brings i / 600: those of 251 to 350 are the first hundred with a mean of 0.5."""
     run(tmp_path, 5000, stop_at_return=0.5)
     assert 351 <= len(RisesAndFalls.episodes) < 400
-    reached, = read_json(tmp_path / "run" / "summary.json")["reached_return"]
+    reached, = summary_of(tmp_path)["reached_return"]
     assert 0.5 <= reached < 0.54
     finished = f"finished: a return of {reached:.2f} has reached --stop_at_return=0.5"
     assert capsys.readouterr().out.splitlines()[-1] == finished
@@ -132,7 +131,7 @@ def test_a_hundred_good_episodes_are_needed_and_other_parameters_begin_anew(tmp_
     (99, None, 0, False), (100, None, 0, True), (100, None, 500, False), (0, 18.0, 500, True), (100, 17.9, 500, False)])
 def test_where_there_are_evaluations_they_decide(num_episodes: int, evaluated: float | None, every: int,
                                                  is_enough: bool) -> None:
-    policy = PolicyProgress(0, {}, 0, None)
+    policy = PolicyProgress(0)
     for _ in range(num_episodes):
         policy.add_episode(18.0, 10, math.nan)
     if evaluated is not None:
@@ -142,17 +141,15 @@ def test_where_there_are_evaluations_they_decide(num_episodes: int, evaluated: f
     assert not policy.is_good_enough(make_config({"env": "tiny", "eval_every_env_steps": every}))
 
 
-@pytest.mark.parametrize("damage", ["", "summary", "best"])
+@pytest.mark.parametrize("damage", ["", "summary.json", "checkpoints/policy_00/best.pt"])
 def test_a_resumed_run_knows_the_score_of_the_file(tmp_path: Path, damage: str) -> None:
     run(tmp_path, 600)
     before = best_of(tmp_path)["score"]
-    if damage == "summary":
-        (tmp_path / "run" / "summary.json").unlink()
-    elif damage == "best":
-        (policy_dir(tmp_path / "run") / BEST).write_bytes(b"damaged")
+    if damage:
+        (tmp_path / "run" / damage).write_bytes(b"damaged")
     run(tmp_path, 300, episodes=[0.0] * 50)  # it is bad again, and does not become as good
     after = best_of(tmp_path)["score"]
-    assert (0 < after <= before) if damage == "best" else after == before
+    assert (0 < after <= before) if damage.endswith(BEST) else after == before
 
 
 @pytest.mark.parametrize(("new", "old", "better"), [
@@ -188,9 +185,10 @@ def test_the_weights_with_the_best_evaluation_are_saved(tmp_path: Path, monkeypa
     published: dict[int, dict[str, torch.Tensor]] = {}
     publish = SharedWeights.publish
 
-    def record(weights: SharedWeights, model: torch.nn.Module, version: int, *, wait: bool = True) -> None:
-        publish(weights, model, version, wait=wait)
-        published[version] = copy.deepcopy(dict(model.state_dict()))
+    def record(weights: SharedWeights, *args: Any, **more: Any) -> None:
+        publish(weights, *args, **more)
+        state, version = weights.read()
+        published[version] = state
 
     monkeypatch.setattr(SharedWeights, "publish", record)
     with APPO("CartPole-v1", train_dir=str(tmp_path), eval_every_env_steps=300, eval_episodes=5,
@@ -203,7 +201,7 @@ def test_the_weights_with_the_best_evaluation_are_saved(tmp_path: Path, monkeypa
     best = best_of(tmp_path)
     assert (best["score"], best["sgd_steps"], best["env_steps"]) == (
         top, expected["eval_sgd_steps"], expected["eval_env_steps"])
-    assert_equal(best["model"], published[best["sgd_steps"]])
+    torch.testing.assert_close(dict(best["model"]), published[best["sgd_steps"]], rtol=0, atol=0)
     assert len({row["eval_return"] for row in rows}) > 3
 
 

@@ -1,6 +1,5 @@
 """Names of functions that go along with their functions into other processes."""
 
-import copy
 import functools
 import json
 import pickle
@@ -12,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from parts import SMALL
 
 from envs.families import find_spec
 from evaluate import main as evaluate
@@ -42,7 +42,6 @@ def test_what_is_named_goes_along_and_the_name_stays_text(value: Any, name: str)
     assert named == name
     assert json.loads(json.dumps({"env": named})) == {"env": name}
     assert find_function("encoder", named) is value
-    assert copy.deepcopy(named) is named
     sent = pickle.loads(pickle.dumps(named))
     assert (type(sent), sent) == (Named, name)
     assert callable(find_function("encoder", sent))
@@ -97,9 +96,7 @@ def test_a_run_of_a_local_class_is_resumed_from_python_only(tmp_path: Path, caps
         def __init__(self) -> None:
             super().__init__(make())
 
-    settings: dict[str, Any] = {
-        "train_dir": str(tmp_path), "serial_mode": True, "num_workers": 1, "num_envs_per_worker": 4, "rollout": 16,
-        "batch_size": 64, "num_batches_per_epoch": 1}
+    settings = SMALL | {"train_dir": str(tmp_path), "serial_mode": True}
     for total in (100, 200):
         with APPO(Local, **settings) as appo:
             appo.train(100)

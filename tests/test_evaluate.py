@@ -12,44 +12,39 @@ import cv2
 import numpy as np
 import pytest
 import tiny_envs
-from counting_env import CountingEnv, episode_length, number_of, reward_code
-from parts import SMALL
+from counting_env import episode_length, number_of, reward_code
+from parts import SMALL, make_config
 from PIL import Image
 
 import evaluate
+from envs.families import make_vector_env
 from envs.vector_env import Step
 from evaluate import evaluation_seeds, film, play
 from runtime.checkpoint import find_checkpoint, load_checkpoint
 from trainer import APPO, load
 
-
-class ZeroPlayer:
-    """Always takes action 0; notes whether it is told rightly that a new episode begins."""
-
-    def __init__(self) -> None:
-        self.told_rightly: list[bool] = []
-
-    def act(self, step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
-        self.told_rightly.append((fresh == (step.obs[0]["obs"][:, 2] == 0)).all())
-        actions[0][:] = 0
-
+Command = Callable[..., tuple[int, str]]
 
 @pytest.mark.parametrize("num_episodes", [1, 2, 3, 8, 11])
 def test_play_spreads_episodes_evenly_with_their_true_returns(num_episodes: int) -> None:
-    env, player = CountingEnv(3), ZeroPlayer()
-    steps = list(play(env, [player], num_episodes, 5))
-    episodes = [(episode.env, episode.returns.tolist(), episode.lengths.tolist())
-                for episode in itertools.chain.from_iterable(steps)]
+    env, told_rightly = make_vector_env(make_config({"env": "counting_env:Counting"}), 3), []
+
+    def act(step: Step, fresh: np.ndarray, actions: list[np.ndarray]) -> None:
+        """Take action 0; note whether one is told rightly that a new episode begins."""
+        told_rightly.append((fresh == (step.obs[0]["obs"][:, 2] == 0)).all())
+
+    steps = list(play(env, [SimpleNamespace(act=act)], num_episodes, 5))
+    episodes = [(episode.env, *episode.returns, *episode.lengths) for episode in itertools.chain.from_iterable(steps)]
     expected, num_steps = [], []
     for i, number in enumerate(map(number_of, evaluation_seeds(5, 3))):
         num_own = num_episodes // 3 + (i < num_episodes % 3)
-        lengths = [int(episode_length(number, episode)) for episode in range(num_own)]
-        expected += [(i, [float(reward_code(number, episode, np.arange(length), 0).sum())], [length])
+        lengths = [episode_length(number, episode) for episode in range(num_own)]
+        expected += [(i, reward_code(number, episode, np.arange(length), 0).sum(), length)
                      for episode, length in enumerate(lengths)]
         num_steps.append(sum(lengths) + num_own)  # one step more resets
     assert sorted(episodes) == sorted(expected)
     assert len(steps) == 1 + max(num_steps), "the first observation, then each step until the last reset"
-    assert all(player.told_rightly), "memory is reset with the episode"
+    assert all(told_rightly), "memory is reset with the episode"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -64,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that calls the command for a run and returns its exit status and what it printed."""
     def call(run_dir: Path, *argv: str) -> tuple[int, str]:
         status = evaluate.main([f"--train_dir={run_dir.parent}", f"--experiment={run_dir.name}", *argv])
@@ -72,8 +67,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
     return call
 
 
-def test_one_seed_gives_one_score_also_where_the_run_was_moved(trained: Path, tmp_path: Path,
-                                                               command: Callable[..., tuple[int, str]]) -> None:
+def test_one_seed_gives_one_score_also_where_the_run_was_moved(trained: Path, tmp_path: Path, command: Command) -> None:
     status, first = command(trained, "--episodes=25")
     assert status == 0
     assert "\n25 episodes: return " in first
@@ -82,8 +76,7 @@ def test_one_seed_gives_one_score_also_where_the_run_was_moved(trained: Path, tm
     assert command(moved, "--episodes=25")[1] == first.replace(str(trained), str(moved))
 
 
-def test_what_cannot_be_played_is_refused_in_one_line(trained: Path, tmp_path: Path,
-                                                      command: Callable[..., tuple[int, str]]) -> None:
+def test_what_cannot_be_played_is_refused_in_one_line(trained: Path, tmp_path: Path, command: Command) -> None:
     evil = Path(shutil.copytree(trained, tmp_path / "evil"))
     path = evil / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"env": "evil:Env"}))
@@ -96,8 +89,7 @@ def test_what_cannot_be_played_is_refused_in_one_line(trained: Path, tmp_path: P
         assert re.search(f"^evaluate.py: .*{line}.*\n\\Z", printed, re.MULTILINE)
 
 
-def test_a_score_is_the_same_while_training_by_the_command_and_by_hand(
-        tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_a_score_is_the_same_while_training_by_the_command_and_by_hand(tmp_path: Path, command: Command) -> None:
     with APPO("tiny_envs:ReadsMultiDiscrete", train_dir=str(tmp_path), seed=3, serial_mode=True,
               **SMALL | {"eval_every_env_steps": 500, "eval_episodes": 5, "eval_deterministic": True}) as appo:
         appo.train(1500)
@@ -131,8 +123,7 @@ def read_mp4(path: Path) -> tuple[list[np.ndarray], float]:
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "gif"])
-def test_every_frame_is_recorded(trained: Path, tmp_path: Path, command: Callable[..., tuple[int, str]],
-                                 suffix: str) -> None:
+def test_every_frame_is_recorded(trained: Path, tmp_path: Path, command: Command, suffix: str) -> None:
     path = tmp_path / f"cartpole.{suffix}"
     status, printed = command(trained, f"--record_video={path}", "--episodes=2")
     assert status == 0

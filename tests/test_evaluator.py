@@ -3,23 +3,18 @@
 import itertools
 import json
 import multiprocessing
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from failing_envs import EPISODE_LENGTH
-from one_policy import CPU, make_buffers
-from parts import SMALL, make_config
+from failing_envs import EPISODE_LENGTH, GatedEvaluation
+from parts import SMALL
 from test_appo import metrics
 
-from envs.families import probe
 from envs.vector_env import Step
 from evaluate import Evaluator
-from model import ActorCritic
 from runtime.checkpoint import best_score
 from runtime.utils import EVALUATION, ComponentError, derive_seed
 from shared_buffers import EVALUATE
@@ -29,7 +24,7 @@ PERIOD = 500  # env_steps between evaluations
 KEYS = {"eval_return", "eval_return_std", "eval_length", "eval_env_steps", "eval_sgd_steps"}
 
 
-def make(env: str, train_dir: Path, **settings: Any) -> APPO:
+def make(env: Any, train_dir: Path, **settings: Any) -> APPO:
     return APPO(env, **SMALL | {"train_dir": str(train_dir), "eval_every_env_steps": PERIOD, "eval_episodes": 6,
                                 "report_interval_sec": 0.1} | settings)
 
@@ -37,10 +32,6 @@ def make(env: str, train_dir: Path, **settings: Any) -> APPO:
 def evaluations(appo: APPO) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl that hold an evaluation."""
     return [row for row in metrics(appo.cfg.run_dir) if "eval_return" in row]
-
-
-def summary(appo: APPO) -> dict[str, Any]:
-    return json.loads((appo.cfg.run_dir / "summary.json").read_text())
 
 
 # ---- beside the training ---------------------------------------------------------------------------------------------
@@ -51,33 +42,22 @@ def test_evaluations_are_rows_of_the_metrics(tmp_path: Path) -> None:
         for _ in range(2):
             appo.train(1100)
             assert evaluations(appo)[-1]["eval_env_steps"] >= appo.env_steps // PERIOD * PERIOD, "it was waited for"
-    rows = evaluations(appo)
+    rows, summary = evaluations(appo), json.loads((appo.cfg.run_dir / "summary.json").read_text())
     for row in rows:
         assert row.keys() >= KEYS
         assert 8 <= row["eval_length"] == row["eval_return"] <= 500, "CartPole gives 1 for each step"
         assert PERIOD <= row["eval_env_steps"] <= row["env_steps"]
         # of weights that may be published in the middle of a dataset, which is reported at its end
-        assert 0 < row["eval_sgd_steps"] <= summary(appo)["sgd_steps"]
+        assert 0 < row["eval_sgd_steps"] <= summary["sgd_steps"]
     assert any(row["eval_return_std"] > 0 for row in rows), "the episodes differ"
     evaluated = [(row["eval_env_steps"], row["eval_sgd_steps"]) for row in rows]
     assert evaluated == sorted(set(evaluated)), "the same is not played twice"
     assert len({env_steps for env_steps, _ in evaluated}) <= appo.env_steps // PERIOD + 2, "one ends each train()"
-    assert summary(appo)["evaluation"] == [{name: rows[-1][name] for name in KEYS}]
+    assert summary["evaluation"] == [{name: rows[-1][name] for name in KEYS}]
 
 
-@pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the file that the evaluations of `gated_env:make` wait for."""
-    path = tmp_path / "gate"
-    (tmp_path / "gated_env.py").write_text(
-        "from pathlib import Path\nfrom failing_envs import GatedEvaluation\n\n"
-        f"def make():\n    return GatedEvaluation(Path({str(path)!r}))\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield path
-    sys.modules.pop("gated_env", None)
-
-
-def test_training_goes_on_during_an_evaluation(tmp_path: Path, gate: Path) -> None:
+def test_training_goes_on_during_an_evaluation(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     begun: list[int] = []  # env_steps when the evaluation was seen to wait
 
     def watch() -> bool:
@@ -87,7 +67,7 @@ def test_training_goes_on_during_an_evaluation(tmp_path: Path, gate: Path) -> No
             gate.touch()
         return best_score(appo.cfg.run_dir)[0] > 0
 
-    with make("gated_env:make", tmp_path) as appo:
+    with make(lambda: GatedEvaluation(gate), tmp_path, experiment="gated") as appo:
         appo.train(10**9, should_stop=watch)
     row = evaluations(appo)[0]
     assert PERIOD <= row["eval_env_steps"] <= begun[0]
@@ -117,13 +97,10 @@ def test_failing_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> N
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("eval_deterministic", [False, True])
-def test_serial_mode_gives_the_same_numbers_twice_and_learns_the_same_without_evaluations(
-        tmp_path: Path, eval_deterministic: bool) -> None:
+def test_serial_mode_gives_the_same_numbers_twice_and_learns_the_same_without_evaluations(tmp_path: Path) -> None:
     rows, learned = [], []
     for name, period in (("first", PERIOD), ("second", PERIOD), ("without", 0)):
-        with make("CartPole-v1", tmp_path / name, serial_mode=True, eval_deterministic=eval_deterministic,
-                  eval_every_env_steps=period) as appo:
+        with make("CartPole-v1", tmp_path / name, serial_mode=True, eval_every_env_steps=period) as appo:
             appo.train(1200)
             learned.append(torch.cat([tensor.flatten().double() for tensor in appo.get_parameters()[0].values()]))
         rows.append(evaluations(appo))
@@ -133,31 +110,27 @@ def test_serial_mode_gives_the_same_numbers_twice_and_learns_the_same_without_ev
     assert torch.equal(learned[0], learned[2])
 
 
-def test_weights_are_taken_once_for_each_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = make_config({"env": "failing_envs:ActionIsReward", "encoder_mlp_layers": (16,), "eval_every_env_steps": 1,
-                       "eval_episodes": 3})
-    ((obs_space, action_space),) = probe(cfg).kinds
-    model = ActorCritic(cfg, obs_space, action_space)
-    buffers, reports = make_buffers(cfg, obs_space, action_space, model), []
-    buffers.best_score[:], buffers.best_sort[:] = np.inf, 9  # there is no folder in which a better one could be saved
-    evaluator = Evaluator(cfg, buffers, [CPU], reports.append)
-    step = evaluator.env.step
+def test_weights_are_taken_once_for_each_evaluation(tmp_path: Path) -> None:
+    """Those that are published meanwhile play in the next one."""
+    reports: list[tuple] = []
+    with make("failing_envs:ActionIsReward", tmp_path, serial_mode=True) as appo:
+        (evaluator,) = (component for component in appo.crew.components if isinstance(component, Evaluator))
+        evaluator.report, step = reports.append, evaluator.env.step
 
-    def publish(action: int, version: int) -> None:
-        """Publish a policy that takes one action only."""
-        with torch.no_grad():
-            model.policy_head.bias.zero_()[action] = 100.0
-        buffers.policies[0].weights.publish(model, version)
+        def publish(action: int, version: int) -> None:
+            """Publish a policy that takes one action only."""
+            appo.models[0].policy_head.bias.data.zero_()[action] = 100.0
+            appo.buffers.policies[0].weights.publish(appo.models[0], version)
 
-    def step_and_publish(actions: list[np.ndarray]) -> Step:
-        publish(action=2, version=20)
-        return step(actions)
+        def step_and_publish(actions: list[np.ndarray]) -> Step:
+            publish(action=2, version=20)
+            return step(actions)
 
-    publish(action=1, version=10)
-    buffers.env_steps[0] = 1234
-    monkeypatch.setattr(evaluator.env, "step", step_and_publish)
-    for _ in range(2):
-        evaluator.handle(EVALUATE, 0)
-    found = [(content["eval_return"], content["eval_env_steps"], content["eval_sgd_steps"]) for *_, content in reports]
-    assert found == [(EPISODE_LENGTH * 1.0, 1234, 10), (EPISODE_LENGTH * 2.0, 1234, 20)]
-    assert {content["eval_return_std"] for *_, content in reports} == {0.0}
+        publish(action=1, version=10)
+        appo.buffers.env_steps[0] = 1234
+        evaluator.env.step = step_and_publish
+        for _ in range(2):
+            evaluator.evaluate(EVALUATE, 0)
+    found = [content for kind, _, *contents in reports for content in contents if kind == "evaluated"]
+    assert [(row["eval_return"], row["eval_return_std"], row["eval_env_steps"], row["eval_sgd_steps"])
+            for row in found] == [(EPISODE_LENGTH * 1.0, 0.0, 1234, 10), (EPISODE_LENGTH * 2.0, 0.0, 1234, 20)]

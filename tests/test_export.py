@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import batch_space
 from parts import SMALL, make_config
 from torch import nn
 
 from envs.families import probe
-from envs.flat_spaces import plain_parts
+from envs.flat_spaces import ACTION_MASK, plain_parts
 from evaluate import Policy, load
 from tools import export
 from tools.export import Exported, to_onnx, trace
@@ -24,27 +24,20 @@ IMAGE = {"encoder_conv_architecture": "convnet_small", "encoder_conv_mlp_layers"
 Data = dict[str, torch.Tensor]
 
 
-def make(env: str, **settings: Any) -> tuple[Policy, list[Any], list[Any]]:
-    """Make a policy with random weights and moved statistics; return it with observations and action masks."""
+def make(env: str, **settings: Any) -> tuple[Policy, Data]:
+    """Make a policy with random weights and moved statistics; return it with random observations and action masks."""
     cfg = make_config({"env": env, "encoder_mlp_layers": (64, 64)} | settings)
     torch.manual_seed(0)
     policy = Policy(cfg, probe(cfg), 0, torch.device("cpu"))
     nn.init.normal_(policy.model.policy_head.weight)  # actions differ
-    env, seen, masks = policy.make_env(), [], []
-    obs, info = env.reset(seed=0)
-    while len(seen) < STEPS:
-        seen.append(obs)
-        masks.append(info["action_mask"] if policy.kind.mask_in_info else None)
-        obs, _, over, cut, info = env.step(policy.predict(obs, action_mask=masks[-1])[0])
-        if over or cut:
-            obs, info = env.reset()
-    policy.model.update_normalizers({name: torch.as_tensor(value) for name, value in flatten(policy, seen).items()})
-    return policy, seen, masks
-
-
-def flatten(policy: Policy, seen: list[Any]) -> dict[str, np.ndarray]:
-    space = policy.kind.space
-    return policy.kind.flatten(concatenate(space, seen, create_empty_array(space, len(seen))))
+    seen = batch_space(policy.kind.space, STEPS)
+    seen.seed(0)
+    mask = policy.kind.obs_space.get(ACTION_MASK)
+    masks = () if mask is None else np.random.default_rng(0).integers(2, size=(STEPS, *mask.shape))
+    flat = policy.kind.flatten(seen.sample(), masks)
+    leaves = {name: torch.as_tensor(value) for name, value in flat.items()}
+    policy.model.update_normalizers(leaves)
+    return policy, leaves
 
 
 def part_of(value: Any, path: str) -> Any:
@@ -54,16 +47,10 @@ def part_of(value: Any, path: str) -> Any:
     return value
 
 
-def check(exported: Exported, run: Callable[[Data], dict[str, Any]], policy: Policy, seen: list[Any],
-          masks: list[Any]) -> None:
+def check(exported: Exported, run: Callable[[Data], dict[str, Any]], policy: Policy, leaves: Data) -> None:
     """Compare what is exported with what the policy does for all observations at once."""
     states, new_episode = torch.randn(STEPS, policy.state_size), torch.arange(STEPS) % 3 == 0
-    leaves = {name: torch.as_tensor(value) for name, value in flatten(policy, seen).items()}
-    if policy.kind.mask_in_info:
-        leaves["action_mask"] = torch.as_tensor(policy.kind.join_masks(masks))
-    inputs = dict(leaves)
-    if policy.state_size:
-        inputs |= {"rnn_states": states, "new_episode": new_episode}
+    inputs = leaves | ({"rnn_states": states, "new_episode": new_episode} if policy.state_size else {})
     examples = exported.examples()
     assert inputs.keys() == examples.keys()
     got = {name: np.asarray(value) for name, value in
@@ -82,29 +69,28 @@ def check(exported: Exported, run: Callable[[Data], dict[str, Any]], policy: Pol
 
 
 @pytest.mark.parametrize(("env", "settings"), [
-    ("tiny_envs:ReadsImage", IMAGE), ("tiny_envs:ReadsGrayImage", IMAGE), ("tiny_envs:ReadsMatrix", {}),
-    ("tiny_envs:ReadsNumber", {}), ("tiny_envs:ReadsDiscrete", {}), ("tiny_envs:ReadsMultiDiscrete", {}),
-    ("tiny_envs:ReadsMultiBinary", {}), ("tiny_envs:MasksInObs", {}), ("tiny_envs:ActsMultiDiscrete", {}),
+    ("tiny_envs:ReadsImage", IMAGE), ("tiny_envs:ReadsGrayImage", IMAGE), ("tiny_envs:ReadsDiscrete", {}),
+    ("tiny_envs:ReadsMultiDiscrete", {}), ("tiny_envs:MasksInObs", {}), ("tiny_envs:ActsMultiDiscrete", {}),
     ("tiny_envs:ReadsDict", IMAGE | {"use_rnn": True, "rnn_type": "gru", "rnn_size": 8, "normalize_returns": True}),
     ("tiny_envs:Recalls", {"use_rnn": True, "rnn_type": "lstm", "rnn_size": 8, "rnn_num_layers": 2}),
-    ("tiny_envs:ReadsText", {}), ("tiny_envs:ActsTuple", {}), ("tiny_envs:ActsDict", {"adaptive_stddev": True}),
+    ("tiny_envs:ReadsText", {}), ("tiny_envs:MasksOfParts", {}), ("tiny_envs:ActsDict", {"adaptive_stddev": True}),
     ("tiny_envs:ActsBox", {"squash_actions": True}), ("tiny_envs:MasksInInfo", {"algo": "apex"}),
     ("Pendulum-v1", {"algo": "pql"})], ids=str)
 def test_a_graph_acts_as_the_policy_does(env: str, settings: dict[str, Any]) -> None:
-    policy, seen, masks = make(env, **settings)
+    policy, leaves = make(env, **settings)
     exported = Exported(policy)
-    check(exported, trace(exported).module(), policy, seen, masks)
+    check(exported, trace(exported).module(), policy, leaves)
 
 
 def test_onnx_keeps_names_and_hidden_states() -> None:
     onnxruntime, _ = pytest.importorskip("onnxruntime"), pytest.importorskip("onnxscript")
-    policy, seen, masks = make("tiny_envs:ReadsTuple", use_rnn=True, rnn_type="lstm", rnn_size=8)
+    policy, leaves = make("tiny_envs:ReadsTuple", use_rnn=True, rnn_type="lstm", rnn_size=8)
     exported = Exported(policy)
     inputs = exported.examples()
     session = onnxruntime.InferenceSession(to_onnx(trace(exported), inputs, exported(inputs)))
     names = [output.name for output in session.get_outputs()]
     check(exported, lambda inputs: dict(zip(names, session.run(
-        names, {name: value.numpy() for name, value in inputs.items()}), strict=True)), policy, seen, masks)
+        names, {name: value.numpy() for name, value in inputs.items()}), strict=True)), policy, leaves)
 
 
 def test_the_command_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,6 @@
 """Tests of several learners that change the same weights without a lock: `several.Hogwild`, `--num_learners`."""
 
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,10 +10,10 @@ from rig import Rig
 from torch import nn
 
 from learner import Learner
-from runtime import checkpoint
-from runtime.several import DECISIONS, Hogwild, MakeOptimizer, SharedTraining
-
-ROOT = Path(__file__).resolve().parent.parent
+from runtime.checkpoint import find_checkpoint, load_checkpoint
+from runtime.several import DECISIONS, Hogwild, SharedTraining
+from services.records import Records
+from trainer import A3C
 
 
 def rmsprop(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -26,20 +23,16 @@ def rmsprop(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 class Worker:
     """A learner of shared weights, with a model of its own."""
 
-    def __init__(self, shared: SharedTraining, learner: int, make: MakeOptimizer = rmsprop) -> None:
+    def __init__(self, shared: SharedTraining, learner: int) -> None:
         self.model, self.reducer = nn.Linear(3, 2), Hogwild(shared, learner)
-        self.optimizer = self.reducer.make_optimizer(self.model, make)
+        self.optimizer = self.reducer.make_optimizer(self.model, rmsprop)
 
     def step(self, seed: int) -> None:
         self.reducer.take_over()
-        set_gradients(self.model, seed)
+        rng = torch.Generator().manual_seed(seed)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=rng)
         self.reducer.step(self.optimizer, math.inf)
-
-
-def set_gradients(model: nn.Module, seed: int) -> None:
-    rng = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=rng)
 
 
 def test_two_learners_in_turns_are_one_that_takes_all_the_steps() -> None:
@@ -84,9 +77,9 @@ def test_the_first_learner_publishes_and_keeps_snapshots_of_what_both_have_learn
     rig.buffers.policy_steps[0] = 5000
     second.train_on_dataset(rig.dataset())
     assert (weights.version, weights.num_snapshots) == (0, 1)
-    steps_of_second = second.state.sgd_steps
+    steps_of_second = second.sgd_steps
     rig.train(1)
-    assert weights.version == first.state.sgd_steps == 2 * steps_of_second
+    assert weights.version == first.sgd_steps == 2 * steps_of_second
     assert weights.num_snapshots == 2
     shared = rig.shared.shared_training.tensors()[0]
     published = weights.read()[0]
@@ -99,18 +92,16 @@ def test_the_first_learner_publishes_and_keeps_snapshots_of_what_both_have_learn
 
 
 def test_a3c_learns_cartpole_with_two_learners_at_once_and_is_resumed(tmp_path: Path) -> None:
-    states = []
-    for flags in (["--algo=a3c", "--num_learners=2", "--train_for_env_steps=60_000", "--report_interval_sec=1",
-                   "--lr_schedule=linear_decay"], ["--train_for_env_steps=65_000"]):
-        command = [sys.executable, "train.py", f"--train_dir={tmp_path}", "--env=CartPole-v1", "--device=cpu", *flags]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        states.append(checkpoint.load_checkpoint(checkpoint.find_checkpoint(tmp_path / "CartPole-v1")))
-    rows = [json.loads(line) for line in (tmp_path / "CartPole-v1" / "metrics.jsonl").read_text().splitlines()]
-    assert max(row["mean_return"] or 0 for row in rows) >= 150, "22 by chance"
-    saved, again = states
-    assert f"resumed at env_steps={saved['env_steps']:,} sgd_steps={saved['sgd_steps']:,}" in done.stdout
-    assert again["env_steps"] >= 65_000
-    assert again["sgd_steps"] > saved["sgd_steps"]
-    assert again["env_steps_trained"] > saved["env_steps_trained"] > 45_000
+    """What both have learned when parameters are set or saved is in `test_trainer.py`."""
+    with A3C("CartPole-v1", num_learners=2, train_dir=str(tmp_path), device="cpu") as system:
+        policy = system.find(Records).policies[0]
+        system.train(100_000, should_stop=lambda: len(policy.returns) == 100 and policy.mean_return >= 100)
+        assert policy.mean_return >= 100, "22 by chance"
+    saved = load_checkpoint(find_checkpoint(system.cfg.run_dir))
+    with A3C("CartPole-v1", num_learners=2, train_dir=str(tmp_path), device="cpu") as system:
+        assert (system.env_steps, sum(system.versions)) == (saved["env_steps"], saved["sgd_steps"])
+        system.train(2_000)
+    again = load_checkpoint(find_checkpoint(system.cfg.run_dir))
+    for name in ("env_steps", "sgd_steps", "env_steps_trained"):
+        assert again[name] > saved[name] > 0, name
     assert again["optimizer"]["state"][0]["step"] > saved["optimizer"]["state"][0]["step"]

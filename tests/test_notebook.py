@@ -9,19 +9,12 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parent.parent
 
 INTERRUPTED = """
-import os, signal, threading, time
+import os, signal
 
 again = APPO(Corridor, experiment="corridor", num_workers=1, report_interval_sec=0.2)
 before = again.env_steps
-
-def interrupt():
-    while again.env_steps < before + 100:
-        time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGINT)
-
-threading.Thread(target=interrupt).start()
 try:
-    again.train(10**9)
+    again.train(10**9, lambda row: os.kill(os.getpid(), signal.SIGINT))
 except KeyboardInterrupt:
     print("interrupted", again.env_steps > before)
 before = again.env_steps

@@ -12,7 +12,7 @@ from parts import SMALL, make_config, rollout_workers
 
 from envs import families
 from envs.multi_agent import convert_turns
-from envs.vector_env import VectorEnv, describe
+from envs.vector_env import VectorEnv
 from evaluate import Player, Policy, play
 from trainer import APPO
 
@@ -86,7 +86,7 @@ def test_decisions_are_moves(name: str) -> None:
     moves.clear()
     num_episodes = 1 if name.startswith(("classic.chess", "classic.go")) else 20
     cfg = make_config({"env": env.name})
-    players = [Player(Policy(cfg, describe(env), kind, torch.device("cpu")), env, kind)
+    players = [Player(Policy(cfg, env, kind, torch.device("cpu")), env, kind)
                for kind in range(len(env.kinds))]
     episodes = [episode for ended in play(env, players, num_episodes, 0) for episode in ended]
     decisions = np.sum([episode.lengths for episode in episodes], 0)

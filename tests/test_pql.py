@@ -1,6 +1,6 @@
 """Tests of PQL: its targets and losses against slow references, its two learners, that it learns."""
 
-import json
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -8,30 +8,24 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from parts import learners
+from parts import SMALL, learners
+from rig import Rig, clone
 from torch import Tensor
 
-from algorithm import MaskedMean
-from algorithms.pql import P, ParallelQLearning, V
-from config import configure
-from runtime.checkpoint import find_checkpoint, load_checkpoint
-from runtime.several import ALONE
+from runtime.checkpoint import find_checkpoint, load_checkpoint, read_lines
 from trainer import PQL
 
-OBS_SPACE = {"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32)}
-ACTIONS = spaces.Box(-2, 2, (3,), np.float32)
+V, P = range(2)  # the learners
 
 
-def make(role: str, **settings: Any) -> tuple[ParallelQLearning, torch.nn.Module]:
-    """Make the algorithm and networks whose targets differ from them."""
-    torch.manual_seed(0)
-    algorithm = ParallelQLearning(configure({"env": "Pendulum-v1", "algo": "pql", "normalize_input": False} | settings),
-                                  role)
-    model = algorithm.make_model(OBS_SPACE, ACTIONS)
+def make(learner: int, **settings: Any) -> Rig:
+    """Make a learner whose target networks differ from the newest ones."""
+    rig = Rig(spaces.Box(-2, 2, (3,), np.float32), number=learner, algo="pql", normalize_input=False,
+              nonlinearity="relu", replay_size=1000, **settings)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in rig.learner.model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return algorithm, model
+    return rig
 
 
 def numpy_mlp(layers: list[tuple[np.ndarray, np.ndarray]], x: np.ndarray) -> np.ndarray:
@@ -58,29 +52,23 @@ def slow_action(policy: torch.nn.Module, obs: Tensor) -> np.ndarray:
 def minibatch(size: int) -> dict[str, Tensor]:
     data = {"obs/obs": torch.randn(size, 4), "following_obs/obs": torch.randn(size, 4), "rewards": torch.randn(size),
             "discounts": torch.where(torch.rand(size) < 0.2, 0.0, 0.97), "weights": torch.rand(size),
-            "actions": torch.rand(size, 3) * 2 - 1, "new_episode": torch.ones(size).bool(),
-            "rnn_states": torch.zeros(size, 0)}
+            "actions": torch.rand(size, 3) * 2 - 1, "rnn_states": torch.zeros(size, 0)}
+    data |= dict.fromkeys(("new_episode", "valid"), torch.ones(size, dtype=torch.bool))
     return {name: value[:, None] for name, value in data.items()}
+
+
+def with_gradient(model: torch.nn.Module) -> set[str]:
+    """Name the parts that a backward pass has reached."""
+    return {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def test_clipped_double_q_targets_and_the_loss_of_the_v_learner_equal_a_slow_reference(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("algorithms.pql.TARGET_NOISE", 0.0)
-    algorithm, model = make(V, replay_alpha=0.5)
-    size = 20
-    data = minibatch(size)
-
-    def ask(rows: dict[str, Tensor], function: Any) -> tuple[Tensor, ...]:
-        out, = function(model, {"obs": rows["obs/obs"][:, 0]}, rows["rnn_states"][:, 0], rows["new_episode"])
-        return (out[:, None],)
-
-    with torch.no_grad():
-        data |= algorithm.prepare(model, data, ask)
-    outputs = algorithm.evaluate(model, {"obs": data["obs/obs"][:, 0]}, torch.zeros(size, 0), data["new_episode"],
-                                 data["actions"][:, 0])
-    mean = MaskedMean(torch.ones(1, size).bool(), ALONE)
-    loss = algorithm.loss(model, tuple(out[None] for out in outputs),
-                          {name: value.transpose(0, 1) for name, value in data.items()}, mean)
+    rig, size = make(V, replay_alpha=0.5), 20
+    model, data = rig.learner.model, minibatch(size)
+    data |= rig.prepared(data)
+    loss = rig.loss(data)
     total = 0.0
     for row in range(size):
         later = data["following_obs/obs"][row, 0]
@@ -94,28 +82,24 @@ def test_clipped_double_q_targets_and_the_loss_of_the_v_learner_equal_a_slow_ref
         assert float(loss.priorities[0, row]) == pytest.approx(np.mean(np.abs(errors)), abs=1e-4)
     assert float(loss.total.detach()) == pytest.approx(total, rel=1e-4)
     loss.total.backward()
-    with_gradient = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert with_gradient == {"q"}
+    assert with_gradient(model) == {"q"}
 
 
 def test_the_p_learner_raises_the_smaller_q_value_and_changes_the_policy_alone() -> None:
-    algorithm, model = make(P)
-    obs = torch.randn(20, 4)
-    outputs = algorithm.evaluate(model, {"obs": obs}, torch.zeros(20, 0), torch.ones(20, 1).bool(), torch.zeros(20, 3))
-    loss = algorithm.loss(model, tuple(out[None] for out in outputs), {},
-                          MaskedMean(torch.ones(1, 20).bool(), ALONE))
-    expected = np.mean([min(slow_q(q, row, slow_action(model.policy, row)) for q in model.q) for row in obs])
+    rig, data = make(P), minibatch(20)
+    model, loss = rig.learner.model, rig.loss(data)
+    expected = np.mean([min(slow_q(q, row, slow_action(model.policy, row)) for q in model.q)
+                        for row in data["obs/obs"][:, 0]])
     assert float(loss.total.detach()) == pytest.approx(-expected, rel=1e-4)
     loss.total.backward()
-    with_gradient = {name.split(".")[0] for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert with_gradient == {"encoder", "policy_head"}
+    assert with_gradient(model) == {"encoder", "policy_head"}
 
 
 def test_v_updates_move_the_targets_by_tau() -> None:
-    algorithm, model = make(V, target_tau=0.25)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    algorithm.after_sgd_step(model, 1)
-    after = model.state_dict()
+    learner = make(V, target_tau=0.25).learner
+    before = clone(learner.model.state_dict())
+    learner.algorithm.after_sgd_step(learner.model, 1)
+    after = learner.model.state_dict()
     for part, target in (("q.", "target_q."), ("encoder.", "target_policy.0."), ("policy_head.", "target_policy.1.")):
         names = [name for name in before if name.startswith(part)]
         assert names
@@ -126,47 +110,30 @@ def test_v_updates_move_the_targets_by_tau() -> None:
 
 
 def test_each_agent_has_its_own_noise_and_whoever_is_evaluated_has_none() -> None:
-    algorithm, model = make("", noise_max=0.25)
-    obs = {"obs": torch.zeros(3000, 4)}
+    learner, count = make(V, noise_max=0.25).learner, 3000
+    act = functools.partial(learner.algorithm.act, learner.model, {"obs": torch.zeros(count, 4)},
+                            torch.zeros(count, 0), torch.ones(count).bool())
     with torch.no_grad():
-        quiet = algorithm.act(model, obs, torch.zeros(3000, 0), torch.ones(3000).bool())[0]["actions"]
-        assert torch.equal(quiet, quiet[:1].expand(3000, -1))
+        quiet = act()[0]["actions"]
+        assert torch.equal(quiet, quiet[:1].expand(count, -1))
         for agent_rank, deviation in ((0.0, 0.05), (0.5, 0.15), (1.0, 0.25)):
-            rank = torch.full((3000,), agent_rank)
-            columns, _ = algorithm.act(model, obs, torch.zeros(3000, 0), torch.ones(3000).bool(), agent_rank=rank)
-            actions = columns["actions"]
+            actions = act(agent_rank=torch.full((count,), agent_rank))[0]["actions"]
             assert actions.abs().max() <= 1
             assert float((actions - quiet)[:, 0].std()) == pytest.approx(deviation, rel=0.1)
 
 
 # ---- the system --------------------------------------------------------------------------------------------------
 
-SMALL: dict[str, Any] = {
-    "num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 2,
-    "encoder_mlp_layers": (16,), "device": "cpu", "replay_size": 4000, "replay_warmup": 128, "replay_ratio": 32.0}
+REPLAY: dict[str, Any] = SMALL | {"num_batches_per_epoch": 2, "replay_size": 4000, "replay_warmup": 128,
+                                  "replay_ratio": 32.0}
 
 
 def in_serial_mode(tmp_path: Path, **settings: Any) -> PQL:
-    return PQL("Pendulum-v1", train_dir=str(tmp_path), serial_mode=True, **SMALL | settings)
-
-
-def test_both_ratios_are_exact_and_the_second_replay_holds_observations_alone(tmp_path: Path) -> None:
-    with in_serial_mode(tmp_path, policy_ratio=0.5) as system:
-        system.train(500)
-        v, p = learners(system)
-        of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
-        assert v.feed.inserted == p.feed.inserted
-        assert of_v * 32 == v.feed.drawn <= 32.0 * (v.feed.inserted - 128) < v.feed.drawn + 64
-        assert of_p * 32 == p.feed.drawn
-        assert of_p <= of_v / 2 < of_p + 2
-        assert set(p.feed.replay.columns) == {"obs/obs", "actions", "policy_lag"}
-        assert torch.equal(p.feed.replay.columns["obs/obs"], v.feed.replay.columns["obs/obs"])
-        system.save()
-        assert v.state.sgd_steps == of_v + of_p
+    return PQL("Pendulum-v1", train_dir=str(tmp_path), serial_mode=True, **REPLAY | settings)
 
 
 def test_the_ratios_are_held_between_processes(tmp_path: Path) -> None:
-    with PQL("Pendulum-v1", train_dir=str(tmp_path), policy_ratio=0.25, **SMALL) as system:
+    with PQL("Pendulum-v1", train_dir=str(tmp_path), policy_ratio=0.25, **REPLAY) as system:
         system.train(800)
         system.save()
         of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
@@ -176,23 +143,25 @@ def test_the_ratios_are_held_between_processes(tmp_path: Path) -> None:
     assert of_v / 4 - 6 <= of_p <= of_v / 4
 
 
-def test_each_learner_writes_its_own_part_and_one_checkpoint_holds_both(tmp_path: Path) -> None:
-    with in_serial_mode(tmp_path) as system:
-        begin = {name: value.clone() for name, value in learners(system)[0].model.state_dict().items()}
-        system.train(600)
+def test_both_ratios_are_exact_each_learner_writes_its_own_part_and_one_checkpoint_holds_both(tmp_path: Path) -> None:
+    with in_serial_mode(tmp_path, policy_ratio=0.5) as system:
         v, p = learners(system)
+        begin = clone(v.model.state_dict())
+        system.train(600)
+        of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
+        assert v.feed.inserted == p.feed.inserted
+        assert of_v * 32 == v.feed.drawn <= 32.0 * (v.feed.inserted - 128) < v.feed.drawn + 64
+        assert of_p * 32 == p.feed.drawn
+        assert of_p <= of_v / 2 < of_p + 2
+        assert set(p.feed.replay.columns) == {"obs/obs", "actions", "policy_lag"}, "of single observations"
+        assert torch.equal(p.feed.replay.columns["obs/obs"], v.feed.replay.columns["obs/obs"])
         system.save()
         state = load_checkpoint(find_checkpoint(system.cfg.run_dir))
-        own = {name.split(".")[0]: parameter.requires_grad for name, parameter in v.model.named_parameters()}
-        assert own == {"encoder": False, "policy_head": False, "q": True}
-        assert {name.split(".")[0]: parameter.requires_grad for name, parameter in p.model.named_parameters()} == {
-            "encoder": True, "policy_head": True, "q": False}
-        for name, value in state["model"].items():
-            if name.split(".")[0] in ("encoder", "policy_head", "q", "target_q", "target_policy"):
-                assert not torch.equal(value, begin[name]), name
-        steps = [entry["step"].item() for entry in state["optimizer"]["state"].values()]
-        of_v, of_p = system.buffers.policies[0].shared_training.counts[0].tolist()
-        assert set(steps) == {of_v, of_p}
+    assert state["sgd_steps"] == of_v + of_p
+    for name, value in state["model"].items():
+        if name.split(".")[0] in ("encoder", "policy_head", "q", "target_q", "target_policy"):
+            assert not torch.equal(value, begin[name]), name
+    assert {entry["step"].item() for entry in state["optimizer"]["state"].values()} == {of_v, of_p}
     with in_serial_mode(tmp_path) as system:
         assert system.versions == [of_v + of_p]
         for learner in learners(system):
@@ -209,7 +178,7 @@ def test_a_population_of_two_learners_each(tmp_path: Path) -> None:
                         pbt_period_env_steps=300, pbt_mutation_rate=1.0, pbt_replace_reward_gap=0.0,
                         pbt_replace_reward_gap_absolute=0.0, pbt_replace_fraction=0.5) as system:
         system.train(1800)
-        events = [json.loads(line) for line in (system.cfg.run_dir / "population.jsonl").read_text().splitlines()]
+        events = read_lines(system.cfg.run_dir / "population.jsonl")
         assert any(event.get("donor") is not None for event in events)
         for policy in range(2):
             v, p = learners(system)[2 * policy : 2 * policy + 2]

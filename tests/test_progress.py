@@ -1,5 +1,6 @@
 """What a run says of itself: the progress line, the time left."""
 
+import json
 import math
 import time
 from pathlib import Path
@@ -7,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from parts import make_config
+from parts import SMALL, make_config
 
 from runtime.checkpoint import read_lines
 from services.progress import WIDTH, PolicyProgress, describe_progress
-from services.records import join_rows, read_summary
+from services.records import join_rows
 from trainer import APPO
 
 ROW = {"env_steps": 1_234_567, "env_frames": 4_938_268, "wall_sec": 1500.0, "fps": 8211.4, "mean_return": -20.45,
@@ -27,15 +28,15 @@ ROW = {"env_steps": 1_234_567, "env_frames": 4_938_268, "wall_sec": 1500.0, "fps
 def test_the_progress_line_fits_80_columns(more: dict, pace: float, trouble: str, line: str) -> None:
     trainer = SimpleNamespace(cfg=make_config({"env": "tiny", "env_frameskip": 4}), row=ROW | more, goal=10_000_000,
                               trouble=trouble, buffers=SimpleNamespace(agent_return=torch.tensor([-3.2])))
-    assert describe_progress(trainer, [], pace, 0) == line
+    assert describe_progress(trainer, [], {"fps": 4 * pace, "num_replaced": 0}) == line
     assert len(line) <= WIDTH
 
 
 def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from_the_call(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.time()
-    with APPO("CartPole-v1", train_dir=str(tmp_path), serial_mode=True, num_workers=1, num_envs_per_worker=4, rollout=4,
-              batch_size=16, num_batches_per_epoch=1, num_epochs=1, encoder_mlp_layers=(4,)) as appo:
+    with APPO("CartPole-v1", train_dir=str(tmp_path), serial_mode=True,
+              **SMALL | {"rollout": 4, "batch_size": 16}) as appo:
         appo.train(16)
         (worker, *_) = appo.crew.components
         (split,) = worker.splits
@@ -44,7 +45,7 @@ def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from
         appo.train(400)
         took = time.time() - began
     assert "so far" not in capsys.readouterr().out.splitlines()[-2]
-    assert 0 < read_summary(appo.cfg.run_dir)["first_sgd_step_sec"] < took
+    assert 0 < json.loads((appo.cfg.run_dir / "summary.json").read_text())["first_sgd_step_sec"] < took
     rows = read_lines(appo.cfg.run_dir / "metrics.jsonl")
     assert rows[0]["return_min"] is None
     assert 1 < rows[-1]["return_min"] <= rows[-1]["mean_return"] <= rows[-1]["return_max"] <= 500
@@ -52,8 +53,8 @@ def test_running_episodes_stand_for_finished_ones_and_the_first_step_counts_from
 
 def test_rows_of_several_policies_are_joined_to_their_extremes() -> None:
     parts = []
-    for policy, returns in enumerate(([1.0, 5.0], [-3.0], [])):
-        records = PolicyProgress(policy, {}, 0, None)
+    for returns in ([1.0, 5.0], [-3.0], []):
+        records = PolicyProgress(0)
         for value in returns:
             records.add_episode(value, 10, math.nan)
         parts.append(records.take_row())
@@ -64,9 +65,9 @@ def test_rows_of_several_policies_are_joined_to_their_extremes() -> None:
 @pytest.mark.parametrize("values", [[1.0, math.nan, 2.0], [math.nan, 1.0], [1.0, math.inf]])
 def test_a_statistic_that_was_not_finite_is_null(values: list[float]) -> None:
     """JSON has no nan; and an extreme would depend on the order."""
-    records = PolicyProgress(0, {}, 0, None)
+    records = PolicyProgress(0)
     for value in values:
-        records.add_training({"sgd_steps": 1, "env_steps_trained": 8, "policy_lag_mean": 0.0, "policy_lag_max": 0,
-                              "odd_max": value, "odd_min": -value, "odd": value})
+        records.add_training({"sgd_steps": 1, "env_steps_trained": 8, "learning_rate": 1.0, "policy_lag_mean": 0.0,
+                              "policy_lag_max": 0, "odd_max": value, "odd_min": -value, "odd": value})
     row = records.take_row()
     assert (row["odd_max"], row["odd_min"], row["odd"], row["policy_lag_max"]) == (None, None, None, 0)

@@ -1,14 +1,14 @@
 """Tests of the replay: what is drawn, its n-step returns, its frames, what is forgotten."""
 
-from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from oracles import walk
 from parts import learners
+from tiny import Tiny
 from torch import Tensor
 
 from algorithm import Loss
@@ -39,49 +39,28 @@ def test_transitions_are_drawn_as_often_as_their_priorities_say(alpha: float) ->
 # ---- n-step returns ----------------------------------------------------------------------------------------------
 
 
-def slow_return(rewards: list[float], ends: list[str], n: int, t: int) -> tuple[float, float, int]:
-    """Walk on from step t as the definition says."""
-    total, discount, steps = 0.0, 1.0, 0
-    while steps < n and t + steps < len(rewards):
-        total += discount * rewards[t + steps]
-        discount *= 0.9
-        steps += 1
-        if ends[t + steps - 1] in ("terminated", "both"):
-            return total, 0.0, steps
-        if ends[t + steps - 1] == "truncated":
-            break
-    return total, discount, steps
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 20])
 def test_n_step_returns_end_with_the_episode_and_with_the_trajectory(n: int) -> None:
-    rng = np.random.default_rng(n)
-    cases = [["goes on"] * 9]
-    cases += [[end if i == place else "goes on" for i in range(9)] for place in range(9)
-              for end in ("terminated", "truncated", "both")]
-    cases += [list(rng.choice(["goes on", "terminated", "truncated", "both"], 9, p=[0.7, 0.1, 0.1, 0.1]))
-              for _ in range(50)]
-    for ends in cases:
-        rewards = torch.randn(9)
-        terminated = torch.tensor([end in ("terminated", "both") for end in ends])
-        truncated = torch.tensor([end in ("truncated", "both") for end in ends])
-        found = n_step(rewards, terminated, truncated, 0.9, n)
+    rng = torch.Generator().manual_seed(n)
+    for share in [0.0, 0.05, 0.3] * 40:  # of steps that terminate, and of those that truncate
+        rewards, ends = torch.randn(9, generator=rng), torch.rand(2, 9, generator=rng) < share
+        found = n_step(rewards, *ends, 0.9, n)
         for t in range(9):
-            for value, expected in zip(found, slow_return(rewards.tolist(), ends, n, t), strict=True):
-                assert value[t].item() == pytest.approx(expected, abs=1e-5)
+            expected = walk(rewards[t : t + n], *ends[:, t : t + n], 0.9)
+            assert [value[t].item() for value in found] == pytest.approx(expected, abs=1e-5)
 
 
 # ---- what is stored ----------------------------------------------------------------------------------------------
 
 T, DEPTH = 5, 4
 SPECS = {"obs/image": Spec((3, 3, DEPTH), torch.uint8), "obs/vector": Spec((2,), torch.float32),
-         "steps": Spec((), torch.int64), "id": Spec((), torch.int64)}
+         "steps": Spec((), torch.int64)}
 
 
-def random_trajectories(count: int, starts: Callable[[int], float]) -> list[dict[str, Tensor]]:
+def random_trajectories(starts: list[float]) -> list[dict[str, Tensor]]:
     """Make trajectories of stacks that mostly shift by a frame, also across their borders.
 
-    starts(number): the probability that an episode begins in a row of that trajectory.
+    starts: of each trajectory, the probability that an episode begins in a row.
     """
     rng = torch.Generator().manual_seed(0)
 
@@ -89,18 +68,17 @@ def random_trajectories(count: int, starts: Callable[[int], float]) -> list[dict
         return torch.randint(256, (3, 3, number), generator=rng, dtype=torch.uint8)
 
     made, stack = [], frames(DEPTH)
-    for number in range(count):
+    for number, probability in enumerate(starts):
         images = []
         for t in range(T + 1):
-            if torch.rand((), generator=rng) < starts(number):
+            if torch.rand((), generator=rng) < probability:
                 stack = frames(DEPTH)
             elif t or number % 3:
                 stack = torch.cat([stack[..., 1:], frames(1)], -1)
             images.append(stack)
         steps = torch.randint(1, 3, (T,), generator=rng).clamp(max=torch.arange(T, 0, -1))
         made.append({"obs/image": torch.stack(images), "obs/vector": torch.randn(T + 1, 2, generator=rng),
-                     "steps": steps, "id": torch.arange(T) + number * T,
-                     "valid": torch.rand(T, generator=rng) < 0.9})
+                     "steps": steps, "valid": torch.rand(T, generator=rng) < 0.9})
     return made
 
 
@@ -115,7 +93,7 @@ def read(replay: Replay, specs: dict[str, Spec], rows: np.ndarray) -> dict[str, 
 def test_stacks_whose_frames_are_stored_once_come_back_bit_by_bit() -> None:
     """Beginnings of episodes, the border of a trajectory, and a time in which there are more frames than expected."""
     replay = Replay(SPECS, T, 60, DEPTH, 0.6, 0)
-    made = random_trajectories(200, lambda number: 0.5 if 50 < number < 80 else 0.1)
+    made = random_trajectories([0.1] * 50 + [0.5] * 30 + [0.1] * 120)
     fewest = 12
     for trajectory in made:
         replay.insert(trajectory, torch.full((T,), torch.nan))
@@ -123,28 +101,30 @@ def test_stacks_whose_frames_are_stored_once_come_back_bit_by_bit() -> None:
         fewest = min(fewest, len(there)) if replay.count > 12 else fewest
         rows = np.array([(number % replay.num_slots) * (T + 1) + t for number in there for t in range(T)])
         data = read(replay, SPECS, rows)
-        for i, (number, t) in enumerate((number, t) for number in there for t in range(T)):
-            stored = made[number]
-            later = t + int(stored["steps"][t])
-            assert data["id"][i] == number * T + t
-            assert torch.equal(data["obs/image"][i], stored["obs/image"][t])
-            assert torch.equal(data["following_obs/image"][i], stored["obs/image"][later])
-            assert torch.equal(data["obs/vector"][i], stored["obs/vector"][t])
-            assert torch.equal(data["following_obs/vector"][i], stored["obs/vector"][later])
-            assert bool(replay.priorities.flat[rows[i]] > 0) == bool(stored["valid"][t])
-        assert np.count_nonzero(replay.priorities) == sum(int(made[number]["valid"].sum()) for number in there)
+        stored = {name: torch.cat([made[number][name][:T] for number in there]) for name in made[0]}
+        assert (torch.from_numpy(replay.priorities.flat[rows]) > 0).equal(stored["valid"])
+        assert np.count_nonzero(replay.priorities) == stored["valid"].sum(), "and of nothing else"
+        for name, column in data.items():
+            if name.startswith("following_"):
+                later = [made[number][name.removeprefix("following_")][torch.arange(T) + made[number]["steps"]]
+                         for number in there]
+                assert torch.equal(column, torch.cat(later)), name
+            else:
+                assert torch.equal(column, stored[name]), name
     assert 0 < fewest < 12, "with many new episodes fewer trajectories fit"
     assert replay.frames["obs/image"].ring.nbytes <= 12 * (T + 1 + 6) * 9, "not four frames of 9 for each row"
 
 
+def trajectory_of(length: int) -> dict[str, Tensor]:
+    return {"id": torch.arange(length), "valid": torch.ones(length, dtype=torch.bool)}
+
+
 def test_priorities_of_what_was_evicted_are_never_written() -> None:
-    replay = Replay(SPECS, T, 3 * T, DEPTH, 1.0, 0)
-    made = [trajectory | {"valid": torch.ones(T, dtype=torch.bool)}
-            for trajectory in random_trajectories(4, lambda number: 0.0)]
-    for trajectory in made[:3]:
-        replay.insert(trajectory, torch.full((T,), 2.0))
+    replay = Replay({"id": Spec((), torch.int64)}, T, 3 * T, 1, 1.0, 0)
+    for _ in range(3):
+        replay.insert(trajectory_of(T), torch.full((T,), 2.0))
     drawn = replay.draw(2, 20, 0.4)
-    replay.insert(made[3], torch.full((T,), 5.0))
+    replay.insert(trajectory_of(T), torch.full((T,), 5.0))
     replay.update(drawn, np.full(40, 9.0))
     np.testing.assert_array_equal(replay.priorities[0], [5.0] * T + [0.0])
     old = np.unique(drawn.rows[drawn.rows > T])
@@ -154,57 +134,74 @@ def test_priorities_of_what_was_evicted_are_never_written() -> None:
 
 def test_rows_without_a_priority_begin_at_the_largest_so_far() -> None:
     replay = Replay({"id": Spec((), torch.int64)}, 2, 8, 1, 1.0, 0)
-    trajectory = {"id": torch.arange(2), "valid": torch.ones(2, dtype=torch.bool)}
-    replay.insert(trajectory, torch.tensor([torch.nan, 0.5]))
-    replay.insert(trajectory, torch.tensor([3.0, torch.nan]))
+    replay.insert(trajectory_of(2), torch.tensor([torch.nan, 0.5]))
+    replay.insert(trajectory_of(2), torch.tensor([3.0, torch.nan]))
     replay.update(Drawn(np.array([1]), np.array([0]), torch.ones(1)), np.array([4.0]))
-    replay.insert(trajectory | {"valid": torch.tensor([True, False])}, torch.tensor([torch.nan, 7.0]))
+    replay.insert(trajectory_of(2) | {"valid": torch.tensor([True, False])}, torch.tensor([torch.nan, 7.0]))
     np.testing.assert_array_equal(replay.priorities[:3, :2], [[1.0, 4.0], [3.0, 3.0], [4.0, 0.0]])
 
 
 # ---- the feed ----------------------------------------------------------------------------------------------------
 
 
-class Counting(gym.Env):
+class Counting(Tiny):
     """Observation: the environment, its episode, the step; episodes of 1 to 7 steps, every third is truncated."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    action_space = spaces.Discrete(2)
     episode = -1
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
+    def begin(self) -> None:
         self.number = getattr(self, "number", int(self.np_random.integers(1 << 20)))
-        self.episode, self.t = self.episode + 1, 0
-        return self.observe(), {}
+        self.episode += 1
+        self.length = (self.number + self.episode) % 7 + 1
+        self.truncates = self.episode % 3 == 2
 
     def observe(self) -> np.ndarray:
         return np.array([self.number, self.episode, self.t], np.float32)
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.t += 1
-        over = self.t > (self.number + self.episode) % 7
-        return self.observe(), float(self.t), over and self.episode % 3 < 2, over and self.episode % 3 == 2, {}
+    def reward(self, action: int) -> float:
+        return self.t + 1.0
 
 
 SMALL: dict[str, Any] = {
     "num_workers": 2, "num_envs_per_worker": 3, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 2,
-    "encoder_mlp_layers": (8,), "device": "cpu", "replay_size": 6400, "replay_warmup": 128, "replay_ratio": 3.0,
-    "restart_behavior": "overwrite"}
+    "encoder_mlp_layers": (8,), "device": "cpu", "replay_size": 6400, "replay_warmup": 128, "replay_ratio": 3.0}
+
+
+class Marked(ApeX):
+    """Gives each transition a priority that tells which one it is."""
+
+    def loss(self, model: torch.nn.Module, outputs: tuple[Tensor, ...], data: dict[str, Tensor], mean: Any) -> Loss:
+        return super().loss(model, outputs, data, mean)._replace(priorities=mark(data["obs/obs"]))
+
+
+def mark(obs: Tensor) -> Tensor:
+    return 1 + obs[..., 2] + obs[..., 1] / 100
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_every_transition_enters_the_replay_once_and_the_ratio_is_exact(n: int, tmp_path: Any) -> None:
-    with APEX(Counting, train_dir=str(tmp_path), serial_mode=True, n_step=n, normalize_input=False, **SMALL) as system:
-        system.train(3000)
+def test_every_transition_enters_the_replay_once_gets_the_priority_of_its_loss_and_the_ratio_is_exact(
+        n: int, tmp_path: Any) -> None:
+    with APEX(Counting, algo=Marked, train_dir=str(tmp_path), serial_mode=True, n_step=n, normalize_input=False,
+              **SMALL) as system:
         learner, = learners(system)
         feed, replay = learner.feed, learner.feed.replay
+        update, seen = replay.update, []
+
+        def watched(drawn: Drawn, priorities: np.ndarray) -> None:
+            update(drawn, priorities)
+            obs = replay.columns["obs/obs"][drawn.rows]
+            np.testing.assert_allclose(replay.priorities.flat[drawn.rows], mark(obs) ** 0.6, rtol=1e-5)
+            seen.append(len(drawn.rows))
+
+        replay.update = watched
+        system.train(3000)
+        assert sum(seen) > 5000
         places = np.flatnonzero(replay.priorities)
         out = read(replay, learner.algorithm.row_specs(feed.specs), places)
         rows = {tuple(row) for row in out["obs/obs"].long().tolist()}
         assert len(rows) == len(places) == feed.inserted
-        in_slots = 6 * 8
-        assert system.env_steps - in_slots <= feed.inserted <= system.env_steps
+        assert system.env_steps - 6 * 8 <= feed.inserted <= system.env_steps, "but for what lies in slots"
         for number in {row[0] for row in rows}:
             own = [row[1:] for row in rows if row[0] == number]
             expected = [(episode, t) for episode in range(max(own)[0] + 1) for t in range((number + episode) % 7 + 1)]
@@ -219,46 +216,6 @@ def test_every_transition_enters_the_replay_once_and_the_ratio_is_exact(n: int, 
             assert reward == pytest.approx(sum(0.99**k * (t + 1 + k) for k in range(steps)), rel=1e-5)
             ends = t + steps == length and episode % 3 < 2
             assert discount == pytest.approx(0.0 if ends else 0.99**steps)
-        trained = learner.state.sgd_steps * 32
-        assert trained == feed.drawn == learner.state.decisions_trained
+        trained = learner.sgd_steps * 32
+        assert trained == feed.drawn == learner.decisions_trained
         assert trained <= 3.0 * (feed.inserted - 128) < trained + 64
-
-
-class Marked(ApeX):
-    """Gives each transition a priority that tells which one it is."""
-
-    def loss(self, model: torch.nn.Module, outputs: tuple[Tensor, ...], data: dict[str, Tensor], mean: Any) -> Loss:
-        return super().loss(model, outputs, data, mean)._replace(priorities=mark(data["obs/obs"]))
-
-
-def mark(obs: Tensor) -> Tensor:
-    return 1 + obs[..., 2] + obs[..., 1] / 100
-
-
-def test_the_priorities_of_a_loss_reach_the_transitions_that_it_saw(tmp_path: Any) -> None:
-    with APEX(Counting, algo=Marked, train_dir=str(tmp_path), serial_mode=True, normalize_input=False,
-              **SMALL) as system:
-        replay, seen = learners(system)[0].feed.replay, []
-        update = replay.update
-
-        def watched(drawn: Drawn, priorities: np.ndarray) -> None:
-            update(drawn, priorities)
-            obs = replay.columns["obs/obs"][drawn.rows]
-            np.testing.assert_allclose(replay.priorities.flat[drawn.rows], mark(obs) ** 0.6, rtol=1e-5)
-            seen.append(len(drawn.rows))
-
-        replay.update = watched
-        system.train(1000)
-        assert sum(seen) > 1500
-
-
-def test_the_ratio_is_held_between_processes_too(tmp_path: Any) -> None:
-    """Rollout workers stop for a slow learner: they never have more than their slots in advance."""
-    with APEX(Counting, train_dir=str(tmp_path), normalize_input=False, **SMALL) as system:
-        system.train(4000)
-        system.save()
-        trained = system.versions[0] * 32
-        assert trained <= 3.0 * (system.env_steps - 128)
-        # two datasets are in the learner's hands; each agent fills one slot, and one message of slots may be under way
-        under_way = 2 * 64 / 3.0 + (6 + 6) * 8
-        assert trained > 3.0 * (system.env_steps - 128 - under_way) - 64

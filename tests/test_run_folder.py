@@ -1,7 +1,5 @@
 """With which settings a run is resumed, what is said of them, and what is refused because it cannot go together."""
 
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from config import MODES, Config, changes, configure
 from runtime.checkpoint import policy_dir, save_settings
 from runtime.machine import Machine
 from runtime.utils import UserError
-from train import main as train
 from trainer import APPO
 
 SMALL = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 16, "batch_size": 64}
@@ -114,15 +111,3 @@ def test_another_network_is_refused_by_the_settings_that_changed(finished: Path,
     with pytest.raises(UserError, match=f"holds a run of another network: {changed};"):
         APPO("CartPole-v1", train_dir=str(finished.parent), experiment="run", serial_mode=True, **given)
     assert sorted(finished.rglob("*")) == before
-
-
-@pytest.mark.parametrize(("flags", "complaint"), [
-    ([], "has 2.. of 200 env_steps, . of inf s, .*raise --train_for_env_steps, --train_for_seconds or"),
-    (["--train_for_seconds=0.001"], r" of 0\.001 s")])
-def test_a_finished_run_says_how_it_could_go_on(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture,
-                                                flags: list[str], complaint: str) -> None:
-    run_dir = Path(shutil.copytree(finished, tmp_path / "run"))
-    assert train(["--env=CartPole-v1", f"--train_dir={tmp_path}", "--experiment=run", "--serial_mode", *flags]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "nothing to do" in line]
-    assert re.search(complaint, line)
-    assert (run_dir / "config.json").read_text() == (finished / "config.json").read_text()

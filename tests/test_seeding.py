@@ -5,17 +5,15 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from numpy.random import mtrand
 from parts import SMALL
+from tiny import Tiny
 
-from runtime.utils import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed
+from runtime.utils import ENVIRONMENT, EVALUATION, NETWORK, PROCESS, derive_seed, seed_all
 from services.records import Records
 from trainer import APPO, load
 
@@ -23,50 +21,38 @@ TWO = SMALL | {"num_workers": 2, "worker_num_splits": 2}
 LEVELS = "levels.txt"  # in the working folder
 
 
-class Levels(gym.Env):
+class Levels(Tiny):
     """Every episode is a level drawn from the environment's generator; all levels that were begun are written down."""
 
-    observation_space = spaces.Box(-1, 1, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def begin(self) -> None:
+        self.length = int(self.np_random.integers(1, 10))
         with Path(LEVELS).open("a") as file:
             file.write(f"{int(self.np_random.integers(2**60))}\n")
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(1, np.float32), 1.0, self.np_random.random() < 0.2, False, {}
 
 
-class Foreign(Levels):
+class Foreign(Tiny):
     """Shows what it draws from the generators that a process has only once; writes that, and one of its variables."""
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        drawn, info = draw(), super().reset(**kwargs)[1]
+    def begin(self) -> None:
+        self.drawn = draw()
         os.environ["EPISODES"] = "some"
         with Path("drawn.txt").open("a") as file:
-            file.write("".join(f"{os.environ['WHICH']} {number}\n" for number in drawn))
-        return np.array([sum(drawn) % 1000 / 1000], np.float32), info
+            file.write("".join(f"{os.environ['WHICH']} {number}\n" for number in self.drawn))
+
+    def observe(self) -> np.ndarray:
+        return np.full(2, sum(self.drawn) % 1000 / 1000, np.float32)
 
 
 def draw() -> list[int]:
     return [int(mtrand.randint(2**60)), random.getrandbits(60), int(torch.randint(2**60, ()))]
 
 
-def seed_program(seed: int) -> None:
-    mtrand.seed(seed)
-    random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def levels_of(train_dir: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 400, **settings: Any) -> list[int]:
+def levels_of(train_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Train and return the levels that were begun, but the one that only tells the spaces."""
     monkeypatch.chdir(train_dir)
     Path(LEVELS).unlink(missing_ok=True)
-    with APPO("test_seeding:Levels", train_dir=str(train_dir), experiment="run", serial_mode=True,
-              **TWO | settings) as appo:
-        appo.train(steps)
+    with APPO("test_seeding:Levels", train_dir=str(train_dir), experiment="run", serial_mode=True, **TWO) as appo:
+        appo.train(400)
     return [int(line) for line in Path(LEVELS).read_text().split()][1:]
 
 
@@ -114,7 +100,7 @@ def test_serial_mode_draws_from_global_generators_by_its_seed_and_the_program_by
     monkeypatch.chdir(tmp_path)
     learned = []
     for number, (seed, period) in enumerate([(0, 0), (0, 100), (1, 0)]):
-        seed_program(number)
+        seed_all(100 + number)
         with APPO("test_seeding:Foreign", train_dir=str(tmp_path), experiment=str(number), serial_mode=True, seed=seed,
                   eval_every_env_steps=period, eval_episodes=2, **TWO) as appo:
             appo.train(200)
@@ -123,7 +109,7 @@ def test_serial_mode_draws_from_global_generators_by_its_seed_and_the_program_by
             learned.append(torch.cat([parameter.flatten() for parameter in appo.get_parameters()[0].values()]))
         load(tmp_path / str(number), env=Foreign)
         drawn += [mtrand.normal(), *draw()]
-        seed_program(number)
+        seed_all(100 + number)
         assert drawn == [*draw(), mtrand.normal(), mtrand.normal(), *draw()]
     assert learned[0].equal(learned[1]), "an evaluation draws numbers of its own"
     assert not learned[0].equal(learned[2])

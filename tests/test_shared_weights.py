@@ -46,13 +46,15 @@ def seen(weights: SharedWeights, snapshot: int = CURRENT) -> tuple[int, set[floa
 
 
 def test_the_newest_weights_are_those_published_last() -> None:
-    weights, reader = SharedWeights(make(1.0), CPU, 0), make().bfloat16()
+    weights, reader = SharedWeights(make(1.0), CPU, 2), make().bfloat16()
     assert (seen(weights), weights.refresh(reader)) == ((0, {1.0}), 0)
     assert values_of(reader.state_dict()) == {1.0}
     assert reader[0].weight.dtype == torch.bfloat16, "a model of another arithmetic is refreshed too"
     for version in (7, 8, 20):
         weights.publish(make(float(version)), version)
         assert (weights.version, seen(weights)) == (version, (version, {float(version)}))
+        weights.add_snapshot(make(float(version)), version)
+    assert [seen(weights, snapshot) for snapshot in (0, 1)] == [(20, {20.0}), (8, {8.0})], "the oldest is replaced"
     state, version = weights.read()
     weights.publish(make(21.0), 21)
     assert (version, values_of(state)) == (20, {20.0}), "a copy of its own"
@@ -65,15 +67,6 @@ def test_each_tensor_keeps_its_numbers_to_the_last_bit() -> None:
     state, _ = SharedWeights(model, CPU, 0).read()
     assert list(state) == list(model.state_dict())
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_the_oldest_snapshot_is_replaced() -> None:
-    weights = SharedWeights(make(), CPU, 2)
-    assert weights.num_snapshots == 0
-    for version in (10, 11, 12):
-        weights.add_snapshot(make(float(version)), version)
-    assert weights.num_snapshots == 2
-    assert [seen(weights, k) for k in (0, 1, CURRENT)] == [(12, {12.0}), (11, {11.0}), (0, {0.0})]
 
 
 @contextlib.contextmanager
@@ -175,18 +168,30 @@ def test_no_reader_waits_for_a_writer() -> None:
 # ---- on a GPU, where a copy takes effect later ----------------------------------------------------------------------
 
 
-class SlowGPU:
-    """Stands for a GPU on which copies and events are done when `work` is called, one after another."""
+class SlowWeights(SharedWeights):
+    """The writer's end of weights on a GPU that copies, and passes events, one after another when `work` is called.
+
+    A copy is done in two halves. Readers have another view of the weights.
+    """
 
     def __init__(self) -> None:
         self.queue: list[Callable[[], Any]] = []
         self.waits = 0
+        super().__init__(make(0.0), CPU, 1)
 
     def work(self) -> None:
         self.queue.pop(0)()
 
-    def record_event(self) -> SimpleNamespace:
-        event = SimpleNamespace(query=lambda: event.passed, synchronize=lambda: self.wait_for(event), passed=False)
+    def _write(self, row: int, model: nn.Module, version: int) -> None:
+        def copy_later(to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+            self.queue += [functools.partial(part.copy_, value) for part, value in zip(to, source, strict=True)]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "_foreach_copy_", copy_later)
+            super()._write(row, model, version)
+
+    def _mark(self) -> SimpleNamespace:
+        event = SimpleNamespace(passed=False, synchronize=lambda: self.wait_for(event))
         self.queue.append(lambda: setattr(event, "passed", True))
         return event
 
@@ -195,25 +200,6 @@ class SlowGPU:
         while not event.passed:
             self.work()
 
-
-class SlowWeights(SharedWeights):
-    """The writer's end of weights on such a GPU: a copy is done in two halves. Readers have another view of them."""
-
-    def __init__(self, gpu: SlowGPU) -> None:
-        self.gpu = gpu
-        super().__init__(make(0.0), CPU, 1)
-
-    def _write(self, row: int, model: nn.Module, version: int) -> None:
-        def copy_later(to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
-            self.gpu.queue += [functools.partial(part.copy_, value) for part, value in zip(to, source, strict=True)]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "_foreach_copy_", copy_later)
-            super()._write(row, model, version)
-
-    def _mark(self) -> SimpleNamespace:
-        return self.gpu.record_event()
-
     def reader(self) -> SharedWeights:
         other = copy.copy(self)
         other.__class__ = SharedWeights
@@ -221,25 +207,19 @@ class SlowWeights(SharedWeights):
 
 
 def test_weights_count_when_a_gpu_has_copied_them_and_a_reader_never_sees_half_of_them() -> None:
-    """The next publication waits for one that is not finished; the last one is waited for."""
-    gpu = SlowGPU()
-    weights = SlowWeights(gpu)
+    """The next publication waits for one that is not finished; the last one, and a snapshot, is waited for."""
+    weights = SlowWeights()
     reader = weights.reader()
-    assert (seen(reader), gpu.waits) == ((0, {0.0}), 1)
+    assert (seen(reader), weights.waits) == ((0, {0.0}), 1)
     for version in range(1, 5):
         weights.publish(make(version), version, wait=False)
-        assert gpu.waits == version, "for the one before"
+        assert weights.waits == version, "for the one before"
         for _ in range(2):  # half of it is copied, then all
             assert seen(reader) == (version - 1, {version - 1.0})
-            gpu.work()
+            weights.work()
     weights.finish_publishing()
-    assert (seen(reader), gpu.waits) == ((4, {4.0}), 5)
+    assert (seen(reader), weights.waits) == ((4, {4.0}), 5)
     weights.publish(make(5.0), 5)
-    assert (seen(reader), gpu.waits) == ((5, {5.0}), 6)
-
-
-def test_a_snapshot_is_there_when_a_gpu_has_copied_it() -> None:
-    gpu = SlowGPU()
-    weights = SlowWeights(gpu)
-    weights.add_snapshot(make(5.0), 4)
-    assert seen(weights.reader(), 0) == (4, {5.0})
+    assert (seen(reader), weights.waits) == ((5, {5.0}), 6)
+    weights.add_snapshot(make(6.0), 6)
+    assert (seen(reader, 0), weights.waits) == ((6, {6.0}), 7)

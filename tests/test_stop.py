@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import parts
 import pytest
-from test_train import ENDLESS, SMALL, TRAIN_PY, newest_state, read_summary, run_train, wait_until
+from gymnasium.envs.classic_control import CartPoleEnv
+from running import CARTPOLE, ENDLESS, ROOT, SMALL, Run, newest_state
 from tiny_envs import Reading
 
 from runtime.utils import AGAIN_SEC, STOP_SIGNAL
@@ -32,22 +34,19 @@ def test_an_early_ctrl_c_ends_the_program_in_one_line_at_every_moment(tmp_path: 
     seconds = random.uniform(0.0, latest)
     print("after", seconds)
 
-    def interrupt(process: subprocess.Popen) -> None:
-        wait_until(lambda: handles_sigterm(process.pid), "it does not watch")
+    with Run(tmp_path, *CARTPOLE, *ENDLESS) as run:
+        assert run.until(lambda: handles_sigterm(run.process.pid)), "it does not watch"
         time.sleep(seconds)
-        os.killpg(process.pid, signal.SIGINT)
-
-    outcome = run_train(tmp_path, *SMALL, *ENDLESS, disturb=interrupt, at_once=True)
-    lines = outcome.err.splitlines()  # Python tells of what was interrupted where nothing can be raised
-    assert outcome.status == 0
-    assert "Traceback" not in outcome.err or "Exception ignored" in outcome.err
+        os.killpg(run.process.pid, signal.SIGINT)
+    lines = run.err.splitlines()  # Python tells of what was interrupted where nothing can be raised
+    assert run.status == 0
+    assert "Traceback" not in run.err or "Exception ignored" in run.err
     assert not lines or lines[-1] == "train.py: ended before the training began"
 
 
 def test_a_run_that_was_stopped_goes_on_with_its_last_episodes(tmp_path: Path) -> None:
     def make() -> APPO:
-        return APPO(Reading, train_dir=str(tmp_path), experiment="first", num_workers=1, num_envs_per_worker=4,
-                    rollout=16, batch_size=64, encoder_mlp_layers=(16,), report_interval_sec=0.1, serial_mode=True)
+        return APPO(Reading, train_dir=str(tmp_path), experiment="run", serial_mode=True, **parts.SMALL)
 
     def stop(row: dict[str, Any]) -> None:
         if row["num_episodes"] > 120:
@@ -55,10 +54,10 @@ def test_a_run_that_was_stopped_goes_on_with_its_last_episodes(tmp_path: Path) -
 
     with pytest.raises(KeyboardInterrupt), make() as appo:
         appo.train(10**9, stop)
-    episodes = json.loads((tmp_path / "first" / "episodes.json").read_text())
+    episodes = json.loads((tmp_path / "run" / "episodes.json").read_text())
     with make() as resumed:
-        assert resumed.env_steps == newest_state(tmp_path / "first")["env_steps"] == episodes["env_steps"]
-    assert json.loads((tmp_path / "first" / "episodes.json").read_text()) == episodes
+        assert resumed.env_steps == newest_state(tmp_path / "run")["env_steps"] == episodes["env_steps"]
+    assert json.loads((tmp_path / "run" / "episodes.json").read_text()) == episodes
 
 
 def test_signals_are_raised_where_nobody_asks_and_wait_where_somebody_does() -> None:
@@ -84,22 +83,17 @@ def test_signals_are_raised_where_nobody_asks_and_wait_where_somebody_does() -> 
 # ---- consoles ----------------------------------------------------------------------------------------------------
 
 
-PRINTS = """
-from gymnasium.envs.classic_control import CartPoleEnv
-
 class Prints(CartPoleEnv):
-    def reset(self, **kwargs):
+    def reset(self, **kwargs: Any) -> Any:
         print("another episode", flush=True)
         return super().reset(**kwargs)
-"""
 
 
-@pytest.mark.parametrize("redirect", ["| head -1", "> /dev/full"])
-def test_an_output_that_nobody_takes_stops_nothing(tmp_path: Path, redirect: str) -> None:
-    (tmp_path / "prints.py").write_text(PRINTS)
-    line = " ".join([sys.executable, str(TRAIN_PY), f"--train_dir={tmp_path}", *SMALL[1:], "--env=prints:Prints",
-                     "--train_for_env_steps=1000", "--max_restarts=0"])
+@pytest.mark.parametrize(("mode", "redirect"), [("--async_rl", "| head -1"), ("--serial_mode", "> /dev/full")])
+def test_an_output_that_nobody_takes_stops_nothing(tmp_path: Path, mode: str, redirect: str) -> None:
+    line = " ".join([sys.executable, str(ROOT / "train.py"), f"--train_dir={tmp_path}", *SMALL,
+                     "--env=test_stop:Prints", "--train_for_env_steps=1000", "--max_restarts=0", mode])
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {line} {redirect}"], capture_output=True, text=True,
-                          check=False, timeout=120, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+                          check=False, timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT / "tests")})
     assert (done.returncode, done.stderr) == (0, "")
-    assert read_summary(tmp_path / "first")["env_steps"] >= 1000
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] >= 1000

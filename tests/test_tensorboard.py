@@ -24,8 +24,9 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(scalar.step, scalar.value) for scalar in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
 
-def test_charts_have_plain_names_and_counters_have_none(tmp_path: Path) -> None:
+def test_charts_have_plain_names_counters_have_none_and_settings_are_a_text(tmp_path: Path) -> None:
     board, _ = make(tmp_path)
+    board.add_settings(make_config({"env": "CartPole-v1", "learning_rate": 0.01}))
     board.add_row({"env_steps": 100, "env_frames": 400, "wall_sec": 5.0, "num_episodes": 3, "sgd_steps": 7, "fps": 80.0,
                    "mean_return": 2.0, "return_min": 1.0, "return_max": 3.0, "mean_length": None, "loss": 0.5,
                    "policy_lag_mean": 4.0, "eval_return": 9.0, "eval_env_steps": 90, "eval_sgd_steps": 6}, 100)
@@ -33,15 +34,8 @@ def test_charts_have_plain_names_and_counters_have_none(tmp_path: Path) -> None:
         "system/frames_per_sec": [(100, 80)], "episode/return_mean": [(100, 2)], "episode/return_min": [(100, 1)],
         "episode/return_max": [(100, 3)], "train/loss": [(100, 0.5)], "lag/mean": [(100, 4)], "eval/return": [(90, 9)],
     }, "without closing it: a run that is killed leaves its curves"
-
-
-def test_settings_are_a_text(tmp_path: Path) -> None:
-    cfg = make_config({"env": "CartPole-v1", "train_dir": "runs", "experiment": "one", "learning_rate": 0.01})
-    board, _ = make(tmp_path)
-    board.add_settings(cfg)
-    board.write(lambda writer: writer.close())
-    read = EventAccumulator(str(tmp_path)).Reload()
-    assert b"| learning_rate | 0.01 |" in read.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+    text = EventAccumulator(str(tmp_path)).Reload().Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+    assert b"| learning_rate | 0.01 |" in text
 
 
 def test_a_resumed_run_hides_what_came_after_the_checkpoint(tmp_path: Path) -> None:
@@ -60,7 +54,7 @@ def test_what_cannot_be_written_ends_the_curves_and_is_told_once(tmp_path: Path)
     folder.rename(tmp_path / "elsewhere")
     for step in (2, 3):
         board.add_row({"loss": 2.0}, step)
-        board.add_text("pbt", "*said*", step)
+        board.write("add_text", "said", "*something*", step)
     assert told == [f"the curves in {folder} end here: No such file or directory"]
     assert scalars(tmp_path / "elsewhere") == {"train/loss": [(1, 1)]}
     board, told = make(Path(__file__) / "board")

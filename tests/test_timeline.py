@@ -1,19 +1,18 @@
 """The timeline: what is recorded, what the trace file holds."""
 
 import json
-import subprocess
-import sys
+import math
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from parts import SMALL
 
 from runtime.processes import Span, record, write_trace
 from tools import timeline
 from tools.timeline import read_trace
-
-ROOT = Path(__file__).parents[1]
+from trainer import APPO
 
 
 class Worker:
@@ -57,11 +56,10 @@ def test_a_trace_holds_the_window_and_is_read_back(tmp_path: Path) -> None:
 
 
 def test_every_component_is_in_the_trace_of_a_run(tmp_path: Path) -> None:
-    command = [sys.executable, "train.py", "--env", "CartPole-v1", "--train_dir", str(tmp_path), "--num_workers", "2",
-               "--num_envs_per_worker", "4", "--batch_size", "64", "--train_for_env_steps", "3000",
-               "--trace_sec", "inf", "--worker_num_splits", "2", "--eval_every_env_steps", "500"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=120)
-    run_dir = tmp_path / "CartPole-v1"
+    settings = SMALL | {"num_workers": 2, "worker_num_splits": 2, "trace_sec": math.inf, "eval_every_env_steps": 500}
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **settings) as appo:
+        appo.train(3000)
+    run_dir = appo.cfg.run_dir
     assert timeline.main([str(run_dir)]) == 0
     assert (run_dir / "timeline.png").stat().st_size > 1000
     rows = {label: {name for name, *_ in spans} for label, spans in read_trace(run_dir / "trace.json").items()}

@@ -1,13 +1,12 @@
 """The class for use from Python: budgets, parameters, predictions, callbacks, AsynRL's arguments."""
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import parts
 import pytest
 import torch
 from diary import Diary
@@ -62,12 +61,16 @@ def test_a_budget_that_the_call_before_has_taken_takes_nothing(tmp_path: Path) -
             appo.train(0)
 
 
-def test_a_system_that_was_stopped_begins_its_next_budget_there(tmp_path: Path) -> None:
-    with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
+def test_a_system_that_was_stopped_begins_its_next_budget_there_and_an_interrupt_then_loses_nothing(
+        tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
         appo.train(10_000, should_stop=lambda: appo.env_steps >= 200)
         stopped = appo.env_steps
         appo.train(300)
         assert stopped + 300 <= appo.env_steps < stopped + 300 + NUM_ENVS
+        raise KeyboardInterrupt
+    newest = checkpoint.load_newest(appo.cfg.run_dir)[1]
+    assert newest["sgd_steps"] == sum(appo.versions) > 0
 
 
 def test_a_closed_system_says_that_it_has_ended(tmp_path: Path) -> None:
@@ -164,21 +167,24 @@ def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path) -> No
         assert not list(tmp_path.rglob("given.pt"))
 
 
-@pytest.mark.parametrize("many", [{"num_workers": 150}, {"num_workers": 2, "num_policies": 32}], ids=str)
+@pytest.mark.parametrize("many", [
+    {"num_workers": 150}, {"num_policies": 32, "eval_every_env_steps": 1000, "eval_episodes": 1}], ids=str)
 def test_there_may_be_many_processes(tmp_path: Path, many: dict[str, int]) -> None:
-    with APPO("CartPole-v1", train_dir=str(tmp_path), num_envs_per_worker=2, worker_num_splits=1, rollout=8,
-              batch_size=64, num_batches_per_epoch=1, device="cpu", encoder_mlp_layers=(8,), **many) as system:
-        assert system.train(10_000)["sgd_steps"] > 0
+    """More than the 250 descriptors that can be handed to a process at its start."""
+    with APPO("CartPole-v1", train_dir=str(tmp_path), **SMALL | {
+            "num_envs_per_worker": 2, "rollout": 8, "batch_size": 32, "num_batches_per_epoch": 1} | many) as system:
+        system.train(5000)
+        assert min(system.versions) > 0
+        assert system.find(Records).num_replaced == 0
 
 
-@pytest.mark.parametrize("make", [A3C, PQL])
-def test_several_learners_take_parameters_over_together(tmp_path: Path, make: type[Trainer]) -> None:
+@pytest.mark.parametrize(("make", "env", "more"), [
+    (A3C, "CartPole-v1", {"num_learners": 2}),
+    (PQL, "Pendulum-v1", {"replay_size": 1000, "replay_warmup": 256, "replay_ratio": 2.0})])
+def test_several_learners_take_parameters_over_together(tmp_path: Path, make: type[Trainer], env: str,
+                                                        more: dict[str, Any]) -> None:
     """Hogwild's, and those with roles; with processes."""
-    more: dict[str, Any] = {"num_learners": 2} if make is A3C else {
-        "replay_size": 1000, "replay_warmup": 256, "replay_ratio": 2.0}
-    env = "CartPole-v1" if make is A3C else "Pendulum-v1"
-    with make(env, train_dir=str(tmp_path), num_workers=1, num_envs_per_worker=4, rollout=8, batch_size=32,
-              device="cpu", encoder_mlp_layers=(16,), **more) as system:
+    with make(env, train_dir=str(tmp_path), **parts.SMALL | more) as system:
         system.train(300)
         system.save(tmp_path / "saved.pt")
         saved = checkpoint.load_checkpoint(tmp_path / "saved.pt")
@@ -226,15 +232,6 @@ def test_each_policy_of_a_population_has_its_own(tmp_path: Path) -> None:
     assert load(tmp_path / "second.pt", policy=1).predict(np.zeros(4))[0] == 1
 
 
-def test_an_interrupt_between_two_calls_loses_nothing(tmp_path: Path) -> None:
-    with (pytest.raises(KeyboardInterrupt),
-          APPO("CartPole-v1", train_dir=str(tmp_path), experiment="cut", **SERIAL) as appo):
-        appo.train(1000)
-        raise KeyboardInterrupt
-    newest = checkpoint.load_newest(tmp_path / "cut")[1]
-    assert newest["sgd_steps"] == sum(appo.versions) > 0
-
-
 # ---- AsynRL's arguments ----------------------------------------------------------------------------------------------
 
 
@@ -251,21 +248,15 @@ def test_the_arguments_of_asynrl_work_as_documented(tmp_path: Path) -> None:
 
 
 def test_who_dies_while_the_others_pause_or_finish_is_replaced_and_does_it(tmp_path: Path) -> None:
-    def kill(role: str) -> None:
-        index = next(index for index, component in enumerate(appo.components) if component.role == role)
-        os.kill(appo.crew.processes[index].pid, signal.SIGKILL)
-
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SMALL) as appo:
+        def kill(role: str) -> bool:
+            index = next(index for index, component in enumerate(appo.components) if component.role == role)
+            appo.crew.processes[index].kill()
+            return True
+
         for role in ("rollout_worker", "learner"):
-            stopped, before = [], appo.env_steps
-
-            def stop_and_kill(role: str = role, stopped: list[bool] = stopped, before: int = before) -> bool:
-                if appo.env_steps >= before + 200 and not stopped:
-                    stopped.append(True)
-                    kill(role)
-                return bool(stopped)
-
-            appo.train(10_000, should_stop=stop_and_kill)
+            goal = appo.env_steps + 200
+            appo.train(10_000, should_stop=lambda role=role, goal=goal: appo.env_steps >= goal and kill(role))
             assert appo.commands.are_paused()
             assert (appo.buffers.slot_place == WITH_WORKER).all()
         assert appo.find(Records).num_replaced == 2

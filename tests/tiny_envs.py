@@ -54,29 +54,13 @@ class ReadsImage(Reading):
         return image.astype(np.uint8)
 
 
-class ReadsChannelsFirst(ReadsImage):
-    observation_space = spaces.Box(0, 255, (3, 6, 6), np.uint8)
-
-    def show(self, target: int) -> np.ndarray:
-        return super().show(target).transpose(2, 0, 1)
-
-
 class ReadsGrayImage(ReadsImage):
+    """Becomes one with its channel first."""
+
     observation_space = spaces.Box(0, 255, (6, 6), np.uint8)
 
     def show(self, target: int) -> np.ndarray:
         return super().show(target)[:, :, 0]
-
-
-class ReadsMatrix(Reading):
-    """The largest row of a float matrix is the target."""
-
-    observation_space = spaces.Box(-10, 10, (4, 2), np.float64)
-
-    def show(self, target: int) -> np.ndarray:
-        matrix = self.np_random.uniform(-1, 1, (4, 2))
-        matrix[target] += 3
-        return matrix
 
 
 class ReadsVector(Reading):
@@ -98,20 +82,6 @@ class ReadsFarAndSmall(ReadsVector):
         return np.array([1.7e9, 0.0]) + np.array([10.0, 1e-4]) * super().show(target)
 
 
-class ReadsNumber(Reading):
-    """A number of no axis at all; few targets, since it takes a while to tell many intervals apart."""
-
-    observation_space = spaces.Box(-100, 100, (), np.float32)
-    action_space = spaces.Discrete(3)
-    chance = 1 / 3
-
-    def draw(self) -> int:
-        return int(self.np_random.integers(3))
-
-    def show(self, target: int) -> np.ndarray:
-        return np.array(40 * (target - 1) + self.np_random.uniform(-5, 5), np.float32)
-
-
 class ReadsDiscrete(Reading):
     observation_space = spaces.Discrete(4, start=3)
 
@@ -126,17 +96,6 @@ class ReadsMultiDiscrete(Reading):
 
     def show(self, target: int) -> np.ndarray:
         return np.array([self.np_random.integers(3), target - 1, 5 + self.np_random.integers(2)])
-
-
-class ReadsMultiBinary(Reading):
-    """The target in binary notation, in two of four bits."""
-
-    observation_space = spaces.MultiBinary((2, 2))
-
-    def show(self, target: int) -> np.ndarray:
-        bits = self.np_random.integers(0, 2, (2, 2))
-        bits[1] = target // 2, target % 2
-        return bits.astype(np.int8)
 
 
 class ReadsText(Reading):
@@ -207,22 +166,6 @@ class ActsBox(Reading):
 
     def score(self, action: np.ndarray) -> float:
         return (np.abs((action - [-1, 10]) / [4, 20] - self.target) < 0.15).mean()
-
-
-class ActsTuple(Reading):
-    """A choice, and two bits beside another choice."""
-
-    observation_space = spaces.MultiDiscrete([3, 2, 2, 4])
-    action_space = spaces.Tuple((spaces.Discrete(3, start=1),
-                                 spaces.Tuple((spaces.MultiBinary(2), spaces.MultiDiscrete([4])))))
-    chance = (1 / 3 + 1 / 2 + 1 / 2 + 1 / 4) / 4
-
-    def draw(self) -> np.ndarray:
-        return self.np_random.integers([3, 2, 2, 4])
-
-    def score(self, action: tuple) -> float:
-        choice, (bits, other) = action
-        return (np.array([choice - 1, *bits, *other]) == self.target).mean()
 
 
 class ActsDict(Reading):

@@ -1,29 +1,18 @@
 """Environments of a few lines whose rewards tell who plays: for tests of populations, self-play and tournaments.
 
-In those with a reward shaping nothing but the shaping decides what is earned. All tell what was called on `TAPE`,
-which a test that reads it clears first; it is of use where everything runs in one process.
+In those with a reward shaping nothing but the shaping decides what is earned. `SHAPINGS` holds all that were given, to
+be cleared by a test that reads it, where everything runs in one process.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from tiny import Tiny, TinyGame
 
 STEPS = 4  # of an episode
-
-
-class Call(NamedTuple):
-    """What was called, of which environment; what was handed over, and for which agent."""
-
-    env: Any
-    what: str  # reset, step or shaping
-    shaping: Any = None
-    agent: int = 0
-
-
-TAPE: list[Call] = []
+SHAPINGS: list[Any] = []
 
 
 # ---- one agent, with a reward shaping --------------------------------------------------------------------------------
@@ -39,22 +28,16 @@ class Payday(Tiny):
         self.shaping = self.get_default_reward_shaping()
 
     def get_default_reward_shaping(self) -> Any:
-        return {"pay": 1, "bonus": {"at_end": (0.5, True)}}
+        return {"pay": 1, "bonus": {"at_end": [0.5, True]}}
 
     def set_reward_shaping(self, reward_shaping: Any, agent_idx: int) -> None:
-        TAPE.append(Call(self, "shaping", reward_shaping, agent_idx))
+        assert agent_idx == 0
+        SHAPINGS.append(reward_shaping)
         self.shaping = reward_shaping
 
-    def begin(self) -> None:
-        TAPE.append(Call(self, "reset"))
-        self.earned = 0.0
-
     def reward(self, action: int) -> float:
-        TAPE.append(Call(self, "step"))
         amount, is_paid = self.shaping["bonus"]["at_end"]
-        reward = self.shaping["pay"] + (amount if is_paid and self.t == STEPS - 1 else 0)
-        self.earned += reward
-        return reward
+        return self.shaping["pay"] + (amount if is_paid and self.t == STEPS - 1 else 0)
 
     def observe(self) -> np.ndarray:
         return np.array([self.t / STEPS], np.float32)
@@ -70,7 +53,7 @@ class Misleading(Payday):
     """The true objective is to earn little."""
 
     def info(self) -> dict[str, Any]:
-        return {"true_objective": -self.earned} if self.t == STEPS else {}
+        return {"true_objective": -wage(self.shaping)} if self.t == STEPS else {}
 
 
 # ---- several agents --------------------------------------------------------------------------------------------------
@@ -86,7 +69,6 @@ class HigherWins(TinyGame):
         return spaces.Box(0, 1, (len(self.possible_agents),), np.float32)
 
     def begin(self) -> None:
-        TAPE.append(Call(self, "reset"))
         self.sums = np.zeros(len(self.agents))
         self.sums[0] = self.head_start
 

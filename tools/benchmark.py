@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from runtime.checkpoint import read_lines
-from runtime.guard import take_programs_along
-from runtime.utils import UserError, exit_status
+from runtime.utils import UserError, exit_status, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP_SEC = 2.0  # at least, after the first SGD step
@@ -118,5 +117,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    take_programs_along()
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

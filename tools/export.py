@@ -22,7 +22,6 @@ Outputs:
 
 import argparse
 import logging
-import sys
 import warnings
 from pathlib import Path
 
@@ -32,11 +31,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from algorithm import Data
-from envs.flat_spaces import action_leaves, is_bounded, num_columns
+from envs.flat_spaces import action_leaves, dtype_of, is_bounded, num_columns
 from evaluate import Policy, load
 from normalizers import RunningNormalizer
 from runtime.command_line import OneLineParser
-from runtime.utils import UserError, exit_status
+from runtime.utils import UserError, exit_status, run_command
 
 MOST_ROWS = 2**20  # of observations at once
 BATCH = "batch"  # the name of their axis
@@ -116,10 +115,6 @@ def env_actions(space: spaces.Space, columns: Tensor, *, squash: bool) -> Tensor
     return (actions if dtype.is_floating_point else actions.round()).to(dtype)
 
 
-def dtype_of(space: spaces.Space) -> torch.dtype:
-    return getattr(torch, space.dtype.name)
-
-
 def trace(exported: Exported) -> torch.export.ExportedProgram:
     """Turn a policy into a graph of operators. A model of one's own must write x.shape[0], not len(x)."""
     for part in exported.model.modules():
@@ -138,4 +133,4 @@ def to_onnx(program: torch.export.ExportedProgram, inputs: Data, outputs: Data) 
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

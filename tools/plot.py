@@ -12,7 +12,6 @@ RUN/population.png: the objective of each policy and all that was mutated.
 import argparse
 import math
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from runtime.checkpoint import read_lines
-from runtime.utils import UserError, exit_status
+from runtime.utils import UserError, exit_status, run_command
 
 # of Okabe and Ito ("Color Universal Design", 2008), which the color-blind can tell apart
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c6d1f", "#1f2933")
@@ -129,4 +128,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

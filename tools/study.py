@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.checkpoint import add_line, read_lines
-from runtime.guard import take_programs_along
-from runtime.utils import UserError, exit_status
+from runtime.utils import UserError, exit_status, run_command
 from tools.plot import draw
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,5 +105,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    take_programs_along()
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

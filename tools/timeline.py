@@ -10,14 +10,13 @@ On a GPU a span is what the process does: kernels that it has started may run on
 
 import argparse
 import json
-import sys
 from itertools import cycle
 from pathlib import Path
 
 from matplotlib.patches import Patch
 
 from runtime.processes import WAIT
-from runtime.utils import UserError, exit_status
+from runtime.utils import UserError, exit_status, run_command
 from tools.plot import COLORS, drawing
 
 Span = tuple[str, float, float]  # name, begin, duration (ms)
@@ -69,4 +68,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

@@ -8,7 +8,6 @@ environment they change seats. Whose agents have the higher mean return has won.
 """
 
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 from envs.families import make_vector_env
 from envs.vector_env import VectorEnv
 from evaluate import MAX_ENVS, Player, Policy, arguments_of_a_run, load_policy, play
-from runtime.utils import EVALUATION, UserError, derive_seed, exit_status, seed_all
+from runtime.utils import EVALUATION, UserError, derive_seed, exit_status, run_command, seed_all
 
 ELO_SCALE = 400 / np.log(10)  # points per unit of log odds
 VIRTUAL_DRAWS = 0.5  # added between each two entries, so that one that never loses has a finite rating
@@ -108,4 +107,4 @@ def describe(names: Sequence[str], points: np.ndarray, games: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main)

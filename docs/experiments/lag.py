@@ -49,8 +49,8 @@ def late(every: int) -> type[Learner]:
     class Late(Learner):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            publish = self.state.publish
-            self.state.publish = lambda **how: self.state.sgd_steps % every or publish(**how)
+            publish = self.weights.publish
+            self.weights.publish = lambda model, version, **how: version % every or publish(model, version, **how)
     return Late
 
 

@@ -18,7 +18,7 @@ from ale_py.vector_env import AtariVectorEnv
 from torch import nn
 from torch.distributions import Categorical
 
-from algorithm import ppo_objective
+from appo import ppo_objective
 from runtime.processes import Span, write_trace
 from tools.timeline import draw_last
 from vtrace import gae

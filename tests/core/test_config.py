@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from config import Config, configure, known_of, make_config, parse_settings
+from config import Config, configure, make_config, parse_settings
 from evaluate import make_arguments
 from runtime.checkpoint import load_saved, save_settings
 from runtime.command_line import as_typed
@@ -132,8 +132,3 @@ def test_saved_settings_come_back_equal(tmp_path: Path, settings: dict[str, Any]
     cfg = make_config(settings)
     save_settings(tmp_path / "config.json", vars(cfg))
     assert make_config(load_saved(tmp_path / "config.json")) == cfg
-
-
-def test_settings_of_another_version_are_left_out_and_named(capsys: pytest.CaptureFixture) -> None:
-    assert known_of({"target_noise": 0.1, "gamma": 0.9}) == {"gamma": 0.9}
-    assert "target_noise" in capsys.readouterr().out

@@ -6,29 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
-from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from tiny import Tiny
 
-from envs.flat_spaces import (
-    TEXT_BITS,
-    action_leaves,
-    flatten_mask,
-    flatten_obs,
-    hash_words,
-    is_channels_last,
-    mask_size,
-    num_action_parameters,
-    num_columns,
-    num_options,
-    obs_leaves,
-    unflatten_actions,
-)
+from distributions import ActionDistribution
+from envs import flat_spaces
 from runtime.utils import UserError
 
-inf = np.inf
+inf, MAX = np.inf, np.finfo(np.float32).max
 
 
 def vector(size: int, dtype: type = np.float32) -> spaces.Box:
@@ -46,7 +34,7 @@ def image(*shape: int) -> spaces.Box:
     ((84, 84, 3), True), ((72, 128, 3), True), ((7, 7, 21), True), ((8, 8, 111), True), ((84, 84, 4), True),
     ((4, 84, 84), False), ((3, 72, 128), False), ((21, 7, 7), False), ((111, 8, 8), False), ((1, 5, 9), False)])
 def test_the_axis_of_the_channels_is_told_from_the_shape(shape: tuple[int, ...], channels_last: bool) -> None:
-    assert is_channels_last(shape) == channels_last
+    assert flat_spaces.is_channels_last(shape) == channels_last
 
 
 FLOAT_IMAGE, TABLE = spaces.Box(-inf, inf, (4, 5, 3), np.float32), [[2, 3], [4, 5]]
@@ -64,27 +52,27 @@ PLAIN = {  # space, its leaf, how one observation becomes one of the leaf
     "multi_discrete": (spaces.MultiDiscrete(TABLE, start=[[0, 1], [-2, 3]], dtype=np.int32),
                        spaces.MultiDiscrete([2, 3, 4, 5]), lambda x: np.ravel(x) - [0, 1, -2, 3]),
     "multi_binary": (spaces.MultiBinary((2, 3)), spaces.MultiBinary(6), np.ravel),
-    "text": (spaces.Text(20, charset="ab "), spaces.MultiBinary(TEXT_BITS), hash_words),
+    "text": (spaces.Text(20, charset="ab "), spaces.MultiBinary(flat_spaces.TEXT_BITS), flat_spaces.hash_words),
 }
 
 
 def check_leaves(space: spaces.Space, leaves: dict[str, spaces.Space], convert: Any) -> None:
     """Play 5 steps in 3 environments; compare with converting each observation by itself."""
-    assert obs_leaves(space) == leaves
+    assert flat_spaces.obs_leaves(space) == leaves
     space.seed(0)
     played = [[space.sample() for _ in range(5)] for _ in range(3)]
     env = SyncVectorEnv([partial(Tiny, observation_space=space, observe=partial(next, iter(tape)), length=9)
                          for tape in played])
     for t in range(5):
         batch = env.step(np.zeros(3, int))[0] if t else env.reset()[0]
-        flat = flatten_obs(space, batch)
+        flat = flat_spaces.flatten_obs(space, leaves, batch)
         assert list(flat) == list(leaves)
         for name, leaf in leaves.items():
             expected = np.stack([np.asarray(convert(observations[t])[name]) for observations in played])
             assert flat[name].shape == (3, *leaf.shape)
             np.testing.assert_array_equal(flat[name], expected)
             assert batch_space(leaf, 3).contains(flat[name].astype(leaf.dtype)), "the leaf's space allows it"
-            assert flat[name].dtype == np.int64 or not num_options(leaf), "as one_hot needs it"
+            assert flat[name].dtype == np.int64 or not flat_spaces.num_options(leaf), "as one_hot needs it"
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -109,10 +97,10 @@ def test_dict_and_tuple_observations_are_named_by_their_paths() -> None:
 
 
 def test_a_text_becomes_the_set_of_its_words() -> None:
-    bits = hash_words("Go to  the RED door, to the left")
+    bits = flat_spaces.hash_words("Go to  the RED door, to the left")
     words = ["go", "to", "the", "red", "door,", "left"]
-    assert set(np.flatnonzero(bits)) == {zlib.crc32(word.encode()) % TEXT_BITS for word in words}
-    assert not hash_words("").any()
+    assert set(np.flatnonzero(bits)) == {zlib.crc32(word.encode()) % flat_spaces.TEXT_BITS for word in words}
+    assert not flat_spaces.hash_words("").any()
 
 
 # ---- actions -----------------------------------------------------------------------------------------------------
@@ -134,85 +122,59 @@ ACTIONS = {  # space; numbers of columns, of parameters of a distribution, of bi
 }
 
 
-def draw_rows(space: spaces.Space, count: int) -> np.ndarray:
-    """Draw rows as a distribution gives them: indices, bits, numbers also beyond the bounds."""
-    rng = np.random.default_rng(0)
-    columns = []
-    for leaf in action_leaves(space).values():
-        size = (count, int(np.prod(leaf.shape)))
-        options = num_options(leaf) or 2
-        columns.append(rng.normal(0, 2, size) if isinstance(leaf, spaces.Box) else rng.integers(options, size=size))
-    return np.concatenate(columns, 1).astype(np.float32)
-
-
-@pytest.mark.parametrize("kind", ACTIONS)
-def test_sizes(kind: str) -> None:
-    space, *sizes = ACTIONS[kind]
-    assert [num_columns(space), num_action_parameters(space), mask_size(space)] == sizes
-
-
 @pytest.mark.parametrize("squash", [False, True])
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_rows_become_valid_actions(kind: str, squash: bool) -> None:
-    space = ACTIONS[kind][0]
-    rows = draw_rows(space, 200)
+    space, *sizes = ACTIONS[kind]
+    num_bits = sum(sum(flat_spaces.num_options(leaf)) for leaf in flat_spaces.action_leaves(space).values())
+    assert [flat_spaces.num_columns(space), flat_spaces.num_action_parameters(space), num_bits] == sizes
+    rows = ActionDistribution(space, torch.zeros(200, sizes[1])).sample().numpy()  # numbers also beyond the bounds
     untouched = rows.copy()
-    batch = unflatten_actions(space, rows, squash=squash)
+    batch = flat_spaces.unflatten_actions(space, rows, squash=squash)
     actions = list(iterate(batch_space(space, 200), batch))  # as SyncVectorEnv hands them to its environments
     assert len(actions) == 200
     assert all(space.contains(action) for action in actions)
     assert (rows == untouched).all()
-    for row, action in zip(rows[:20], actions, strict=False):  # a row's action does not depend on the others
-        (alone,) = iterate(batch_space(space, 1), unflatten_actions(space, row[None], squash=squash))
-        assert data_equivalence(alone, action)
 
 
-def test_every_choice_has_its_index() -> None:
-    assert unflatten_actions(spaces.Discrete(3, start=5), np.float32([[0], [1], [2]])).tolist() == [5, 6, 7]
-    space = spaces.MultiDiscrete([[2], [3]], start=[[10], [-1]])
-    assert unflatten_actions(space, np.float32([[0, 0], [1, 2]])).tolist() == [[[10], [-1]], [[11], [1]]]
-    assert unflatten_actions(spaces.MultiBinary((1, 2)), np.float32([[0, 1], [1, 1]])).tolist() == [[[0, 1]], [[1, 1]]]
+@pytest.mark.parametrize(("space", "rows", "actions"), [
+    (spaces.Discrete(3, start=5), [[0], [1], [2]], [5, 6, 7]),
+    (spaces.MultiDiscrete([[2], [3]], start=[[10], [-1]]), [[0, 0], [1, 2]], [[[10], [-1]], [[11], [1]]]),
+    (spaces.MultiBinary((1, 2)), [[0, 1], [1, 1]], [[[0, 1]], [[1, 1]]]),
+    (spaces.Box(0, 2, (1,), np.int64), [[-3], [-0.51], [-0.49], [0.49], [0.51], [3]], [[0], [0], [1], [1], [2], [2]])])
+def test_every_choice_has_its_index_and_whole_numbers_are_rounded_to(space: Any, rows: list, actions: list) -> None:
+    found = flat_spaces.unflatten_actions(space, np.float32(rows))
+    assert found.dtype == space.dtype
+    assert found.tolist() == actions
 
 
 def test_parts_lie_side_by_side_in_the_order_of_the_space() -> None:
     space = spaces.Dict({  # which gymnasium sorts
         "b": spaces.MultiBinary(2), "a": spaces.Tuple((spaces.Discrete(9), spaces.Box(-1, 1, (2,))))})
-    assert list(action_leaves(space)) == ["a/0", "a/1", "b"]
-    action = unflatten_actions(space, np.float32([[7, 0.25, -0.5, 0, 1]]))
+    assert list(flat_spaces.action_leaves(space)) == ["a/0", "a/1", "b"]
+    action = flat_spaces.unflatten_actions(space, np.float32([[7, 0.25, -0.5, 0, 1]]))
     assert list(action) == ["a", "b"]
     assert [part.tolist() for part in (*action["a"], action["b"])] == [[7], [[0.25, -0.5]], [[0, 1]]]
 
 
 @pytest.mark.parametrize(("low", "high", "action", "expected"), [
     (-2, 2, [-1, 0, 1, 0.5, 9], [-2, 0, 2, 1, 2]), (0, 10, [-1, 0, 1, -0.5, -9], [0, 5, 10, 2.5, 0]),
-    (-inf, inf, [-7, 0, 7], [-7, 0, 7]), (0, inf, [-7, 0.5, 7], [0, 0.5, 7])])
-def test_bounded_actions_are_in_units_of_their_range_and_clipped_and_others_pass(
+    (-inf, inf, [-7, 0, 7], [-7, 0, 7]), (0, inf, [-7, 0.5, 7], [0, 0.5, 7]),
+    (-1.7e38, 1.7e38, [0.5, -1, 7], [0.85e38, -1.7e38, 1.7e38]),
+    (-2e38, 2e38, [0.5, -1, 7], [0.5, -1, 7]), (-MAX, MAX, [0.5, -1, 7], [0.5, -1, 7])])
+def test_actions_are_in_units_of_their_range_and_clipped_where_float32_can_hold_it_and_others_pass(
         low: float, high: float, action: list[float], expected: list[float]) -> None:
-    scaled = unflatten_actions(spaces.Box(low, high, (1,), np.float32), np.float32(action)[:, None])
+    scaled = flat_spaces.unflatten_actions(spaces.Box(low, high, (1,), np.float32), np.float32(action)[:, None])
     assert scaled.dtype == np.float32
-    np.testing.assert_allclose(scaled[:, 0], expected)
-
-
-@pytest.mark.parametrize("far", [np.finfo(np.float32).max, 2e38, 1.7e38, 1e6])
-def test_a_range_that_float32_cannot_hold_is_none(far: float) -> None:
-    taken = unflatten_actions(spaces.Box(np.float32(-far), np.float32(far), (1,)), np.float32([[0.5], [-1], [7]]))
-    expected = np.array([0.5, -1, 1]) * far if far < 1.8e38 else [0.5, -1, 7]
-    np.testing.assert_allclose(taken[:, 0], expected, rtol=1e-6)
-
-
-def test_whole_numbers_are_rounded_to() -> None:
-    space = spaces.Box(0, 2, (1,), np.int64)
-    actions = unflatten_actions(space, np.float32([[-3], [-0.51], [-0.49], [0], [0.49], [0.51], [3]]))
-    assert actions.dtype == np.int64
-    assert actions.ravel().tolist() == [0, 0, 1, 1, 1, 2, 2]
+    np.testing.assert_allclose(scaled[:, 0], expected, rtol=1e-6)
 
 
 def test_squashed_actions_are_tanh_in_units_of_the_range() -> None:
     space = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
     actions = np.random.default_rng(0).normal(0, 2, (50, 2)).astype(np.float32)
     expected = np.tanh(actions) * [2, 5] + [0, 5]
-    np.testing.assert_allclose(unflatten_actions(space, actions, squash=True), expected, rtol=1e-5, atol=1e-5)
-    assert (unflatten_actions(space, np.float32([[-1e9, 1e9]]), squash=True) == [[-2, 10]]).all()
+    squashed = flat_spaces.unflatten_actions(space, actions, squash=True)
+    np.testing.assert_allclose(squashed, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -220,20 +182,18 @@ def test_rounding_never_leaves_the_bounds(dtype: type) -> None:
     bounds = np.sort(np.random.default_rng(0).normal(0, 10, (2, 500)), 0).astype(dtype)
     space = spaces.Box(bounds[0], bounds[1], dtype=dtype)
     for extreme in (-1, 1, 5):
-        (action,) = unflatten_actions(space, np.full((1, 500), extreme, np.float32))
+        (action,) = flat_spaces.unflatten_actions(space, np.full((1, 500), extreme, np.float32))
         assert space.contains(action)
         np.testing.assert_allclose(action, bounds[max(0, min(extreme, 1))], 1e-5, 0.02 if dtype == np.float16 else 0)
 
 
-@pytest.mark.parametrize(("leaves", "space", "part"), [
-    (obs_leaves, spaces.Box(-1, 1, (2, 2, 2, 2)), "observation 'obs'"), (obs_leaves, None, "observation 'obs'"),
-    (obs_leaves, spaces.Dict(near=vector(2), far=spaces.Tuple((vector(2), spaces.Sequence(vector(2))))),
-     "observation 'far/1'"),
-    (action_leaves, None, "the action space"), (action_leaves, spaces.Box(-1, 1, (0,)), "the action space"),
-    (action_leaves, spaces.Dict(), "the action space"),
-    (action_leaves, spaces.Tuple((spaces.Discrete(2), spaces.Text(3))), "part '1' of the action space"),
-])
-def test_unsupported_spaces_are_refused_naming_the_part(leaves: Any, space: spaces.Space, part: str) -> None:
+@pytest.mark.parametrize(("space", "part"), [
+    (spaces.Box(-1, 1, (2, 2, 2, 2)), "observation 'obs'"), (None, "observation 'obs'"),
+    (spaces.Dict(near=vector(2), far=spaces.Tuple((vector(2), spaces.Sequence(vector(2))))), "observation 'far/1'"),
+    (None, "the action space"), (spaces.Box(-1, 1, (0,)), "the action space"), (spaces.Dict(), "the action space"),
+    (spaces.Tuple((spaces.Discrete(2), spaces.Text(3))), "part '1' of the action space")])
+def test_unsupported_spaces_are_refused_naming_the_part(space: spaces.Space, part: str) -> None:
+    leaves = flat_spaces.obs_leaves if part.startswith("observation") else flat_spaces.action_leaves
     with pytest.raises(UserError, match=f"^{part} is .*supported are"):
         leaves(space)
 
@@ -241,6 +201,6 @@ def test_unsupported_spaces_are_refused_naming_the_part(leaves: Any, space: spac
 def test_masks_are_joined_into_one_row_of_bits() -> None:
     for mask in (np.array([1, 0, 1, 1, 0], np.int8), np.array([1, 0, 1, 1, 0], bool), [True, False, True, True, False],
                  (np.array([1, 0]), np.array([True, True, False])), [np.array([1, 0]), ([1], np.array([[1, 0]]))]):
-        row = flatten_mask(mask)
+        row = flat_spaces.flatten_mask(mask)
         assert row.dtype == bool
         assert row.tolist() == [True, False, True, True, False]

@@ -1,30 +1,31 @@
 """Automatic settings: valid on every machine, what was given stays, two cores get the measured ones; the cores."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
-from config import Config, defaults, family_profile, make_config, settings_of
+import config
+from config import Config, defaults, make_config
 from envs.families import FAMILIES
 from runtime import machine
-from runtime.machine import Machine, automatic
+from runtime.machine import Machine
 
 MACHINES = [Machine(cores, gpus) for cores in (1, 2, 3, 5, 8, 16, 36, 128, 256) for gpus in (0, 1, 2)]
+everywhere = pytest.mark.parametrize(("family", "on"), list(itertools.product(FAMILIES, MACHINES)), ids=str)
 
 
-def settings_on(on: Machine, family: str, given: dict, algo: str = "appo") -> dict:
-    settings = settings_of(algo)
-    usual = {name: getattr(settings, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")}
-    return automatic(on, usual | family_profile(family, algo), given, num_roles=len(settings.roles),
-                     large_observations=FAMILIES[family].large_observations)
+@pytest.fixture(autouse=True)
+def a_family_is_named_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name no environment of it, which may not be installed."""
+    monkeypatch.setattr(config, "family", lambda env: env)
 
 
-def made_on(on: Machine, family: str, given: dict, algo: str = "appo") -> Config:
-    return make_config({"algo": algo}, settings_on(on, family, given, algo), given)
+def made_on(on: Machine, family: str, given: dict) -> Config:
+    return make_config(defaults(family, given, on), given)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("on", MACHINES, ids=str)
+@everywhere
 @pytest.mark.parametrize("given", [{}, {"num_workers": 3}, {"num_policies": 4}, {"worker_num_splits": 3}], ids=str)
 def test_what_was_given_stays_and_experience_does_not_age(family: str, on: Machine, given: dict) -> None:
     cfg = made_on(on, family, given)
@@ -35,8 +36,7 @@ def test_what_was_given_stays_and_experience_does_not_age(family: str, on: Machi
         assert in_flight < 1.6 * cfg.batch_size * cfg.num_batches_per_epoch, "experience would be old"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("on", MACHINES, ids=str)
+@everywhere
 @pytest.mark.parametrize("given", [{}, {"num_workers": 3}, {"encoder": "a:b"}, {"async_rl": False}], ids=str)
 def test_where_sampling_and_learning_share_the_cores_they_take_turns_and_nothing_is_left_over(
         family: str, on: Machine, given: dict) -> None:
@@ -51,11 +51,10 @@ def test_where_sampling_and_learning_share_the_cores_they_take_turns_and_nothing
         assert samples == in_flight * cfg.rollout > usual or 0.6 < samples / usual < 1.5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("on", MACHINES, ids=str)
+@everywhere
 @pytest.mark.parametrize("algo", ["impala", "a3c"])
 def test_only_a3c_without_a_gpu_has_several_learners(family: str, on: Machine, algo: str) -> None:
-    cfg = made_on(on, family, {}, algo)
+    cfg = made_on(on, family, {"algo": algo})
     assert cfg.num_learners == (2 if algo == "a3c" and not on.num_gpus else 1)
     assert cfg.learner_threads * cfg.num_learners < max(on.cores, 2) + cfg.num_learners
 
@@ -63,12 +62,12 @@ def test_only_a3c_without_a_gpu_has_several_learners(family: str, on: Machine, a
 def test_ranks_do_not_take_turns_and_have_one_learner_each(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
-    assert defaults("PongNoFrameskip-v4", {"device": "cpu"})["async_rl"]
-    assert "num_learners" not in defaults("PongNoFrameskip-v4", {"device": "cpu", "algo": "a3c"})
+    assert defaults("atari", {"device": "cpu"})["async_rl"]
+    assert "num_learners" not in defaults("atari", {"device": "cpu", "algo": "a3c"})
 
 
 def test_two_cores_and_16_with_a_gpu_get_what_was_measured_there() -> None:
-    fast, standard = (settings_on(Machine(2, 0), "atari", given) for given in (
+    fast, standard = (defaults("atari", given, Machine(2, 0)) for given in (
         {}, {"encoder_conv_architecture": "convnet_atari"}))
     common = {"num_workers": 2, "rollout": 64, "learner_threads": 2, "policy_workers_per_policy": 1,
               "worker_num_splits": 1}
@@ -77,8 +76,7 @@ def test_two_cores_and_16_with_a_gpu_get_what_was_measured_there() -> None:
         "encoder_conv_mlp_layers": (256,)}).items()
     assert standard.items() >= (common | {
         "num_envs_per_worker": 32, "batch_size": 1024, "encoder_conv_mlp_layers": (512,)}).items()
-    on_a_gpu, vizdoom = (settings_on(on, name, {}) for on, name in ((Machine(16, 1), "atari"),
-                                                                     (Machine(2, 0), "vizdoom")))
+    on_a_gpu, vizdoom = defaults("atari", {}, Machine(16, 1)), defaults("vizdoom", {}, Machine(2, 0))
     assert on_a_gpu.items() >= {"rollout": 32, "batch_size": 1024, "num_batches_per_epoch": 8}.items()
     assert vizdoom.items() >= {"num_envs_per_worker": 8, "batch_size": 512, "rollout": 32}.items()
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from counting_agents import CountingAgents
 from gymnasium import spaces
-from parts import make_config
 
 from envs import families
-from envs.families import make_vector_env
 from envs.flat_spaces import num_columns
 from envs.multi_agent import ParallelVectorEnv, pettingzoo_maker
 from envs.vector_env import EnvironmentFailure, Step
@@ -34,7 +32,10 @@ class Frame(NamedTuple):
 
 
 class Tape:
-    """Plays episodes that are known in advance, lists of frames, and keeps what it is called with."""
+    """Plays episodes that are known in advance, lists of frames, and keeps what it is called with.
+
+    Its dicts are in another order than its agents.
+    """
 
     def __init__(self, *episodes: list[Frame], agents: tuple = ("ann", "bob"),
                  space: Any = NUMBER, action_space: Any = CHOICE) -> None:
@@ -67,11 +68,11 @@ class Tape:
         terminated, truncated = ({agent: agent in ended for agent in self.possible_agents}
                                  for ended in (frame.terminated, frame.truncated))
         self.alive = [agent for agent in self.alive if not terminated[agent] and not truncated[agent]]
-        return self.show(frame), frame.rewards, terminated, truncated, frame.infos
+        return self.show(frame), dict(reversed(frame.rewards.items())), terminated, truncated, frame.infos
 
     def show(self, frame: Frame) -> dict[Any, Any]:
         return {agent: np.array([value], np.float32) if isinstance(value, (int, float)) else value
-                for agent, value in frame.obs.items()}
+                for agent, value in reversed(frame.obs.items())}
 
 
 class Unlisted(Tape):
@@ -111,27 +112,13 @@ BEGIN, GOING_ON = Frame({"ann": 1, "bob": 2}), Frame({"ann": 5, "bob": 6})
 
 
 def test_agents_are_numbered_environment_by_environment_and_grouped_by_their_spaces() -> None:
-    seen = {agent: spaces.Box(-1, 1, (3 if agent == "b" else 2,), np.float32) for agent in "abcd"}
-    done = {agent: spaces.Discrete(2 if agent == "d" else 3) for agent in "abcd"}
-    env = make(*(Tape(agents=tuple("abcd"), space=seen, action_space=done) for _ in range(2)))
-    assert (env.agents, env.kind_of_agent, env.num_envs) == (["a", "b", "c", "d"], [0, 1, 0, 2], 2)
+    seen = {agent: spaces.Box(-1, 1, (3 if agent == 1 else 2,), np.float32) for agent in range(4)}
+    done = {agent: spaces.Discrete(2 if agent == 3 else 3) for agent in range(4)}
+    env = make(*(Tape(agents=tuple(range(4)), space=seen, action_space=done) for _ in range(2)))
+    assert (env.agents, env.kind_of_agent, env.num_envs) == (["0", "1", "2", "3"], [0, 1, 0, 2], 2)
     assert [kind.index.tolist() for kind in env.kinds] == [[0, 2, 4, 6], [1, 5], [3, 7]]
     assert [kind.obs_space["obs"].shape for kind in env.kinds] == [(2,), (3,), (2,)]
     assert [kind.action_space for kind in env.kinds] == [spaces.Discrete(3)] * 2 + [spaces.Discrete(2)]
-
-
-def test_a_step_brings_observations_and_rewards_in_the_order_of_the_agents() -> None:
-    env = make(Tape([Frame({"bob": 2, "ann": 1}), Frame({"bob": 6, "ann": 5}, {"bob": 0.6, "ann": 0.5})]),
-               Tape([Frame({"ann": 3, "bob": 4}), Frame({"ann": 7, "bob": 8}, {"bob": 0.8})]))
-    step = env.reset(0)
-    assert numbers(step) == [1, 2, 3, 4]
-    assert step.was_reset.all()
-    assert not step.rewards.any()
-    after = act(env)
-    assert numbers(after) == [5, 6, 7, 8]
-    assert after.rewards.tolist() == [0.5, 0.6, 0.0, 0.8]
-    assert (step.active & after.active).all()
-    assert not (after.was_reset.any() or after.terminated.any() or after.truncated.any())
 
 
 def test_the_first_reset_is_seeded_and_later_ones_go_on() -> None:
@@ -146,7 +133,7 @@ def test_the_first_reset_is_seeded_and_later_ones_go_on() -> None:
 
 @pytest.mark.parametrize("kind", [Tape, Unlisted])
 def test_agents_leave_one_by_one_and_the_next_step_after_the_last_resets(kind: type[Tape]) -> None:
-    """An agent that has left does not come back before the next episode, even if it is shown."""
+    """An agent that has left does not come back before the next episode, even if it is shown or rewarded."""
     tape = kind([Frame({"ann": 1, "bob": 2, "cid": 3}),
                  Frame({"ann": 4, "bob": 5, "cid": 6}, {"ann": -1.0}, terminated=("ann",)),
                  Frame({"ann": 99, "bob": 7, "cid": 8}, {"ann": 99.0, "bob": 1.0, "cid": 2.0}, truncated=("cid",),
@@ -154,9 +141,14 @@ def test_agents_leave_one_by_one_and_the_next_step_after_the_last_resets(kind: t
                  Frame({"bob": 9}, {"bob": 3.0}, terminated=("bob",))],
                 [Frame({"ann": -1, "bob": -2, "cid": -3})], agents=("ann", "bob", "cid"))
     env = make(tape)
-    env.reset(0)
+    step = env.reset(0)
+    assert step.was_reset.all()
+    assert step.active.all()
+    assert numbers(step) == [1, 2, 3]
     step = act(env)
+    assert not step.was_reset.any()
     assert (step.terminated.tolist(), step.active.tolist()) == ([True, False, False], [False, True, True])
+    assert step.rewards.tolist() == [-1, 0, 0]
     assert numbers(step) == [4, 5, 6]
     step = act(env)
     assert (step.truncated.tolist(), step.active.tolist()) == ([False, False, True], [False, True, False])
@@ -200,15 +192,6 @@ def test_an_agent_named_by_the_info_is_the_only_one_that_acts() -> None:
     assert all(step.rewards.tolist() == [1, 2] for step in steps)
 
 
-def test_an_environment_may_select_who_acts() -> None:
-    class Selects(Tape):
-        agent_selection = property(lambda self: ("ann", "bob")[len(self.actions) % 2])
-
-    env = make(Selects([Frame({"ann": t, "bob": t}) for t in range(4)]))
-    assert env.reset(0).active.tolist() == [True, False]
-    assert [act(env, 1).active.tolist() for _ in range(3)] == [[False, True], [True, False], [False, True]]
-
-
 def test_masks_of_several_choices() -> None:
     """A mask that leaves no option of one choice only matters when an action follows."""
     choices = spaces.MultiDiscrete([2, 3])
@@ -231,12 +214,6 @@ def test_masks_of_one_kind_of_agents_only_which_may_be_absent_at_the_beginning()
     step = env.reset(0)
     assert [set(kind.obs_space) for kind in env.kinds] == [{"obs", "action_mask"}, {"obs"}]
     assert (step.active.tolist(), step.obs[0]["action_mask"].tolist()) == ([False, True], [[1, 1, 1]])
-
-
-def test_a_mask_that_forbids_everything_means_another_agents_turn() -> None:
-    env = make(Tape([Frame({"ann": masked(1, 0, 1, 1), "bob": masked(2, 0, 0, 0)})], space=MASKED))
-    step = env.reset(0)
-    assert (step.active.tolist(), step.obs[0]["action_mask"].tolist()) == ([True, False], [[0, 1, 1], [1, 1, 1]])
 
 
 # ---- actions ---------------------------------------------------------------------------------------------------------
@@ -274,23 +251,21 @@ def plain(action: Any) -> Any:
 def test_every_agent_gets_its_own_action() -> None:
     action_space = {"ann": spaces.Discrete(5), "bob": spaces.Box(-2, 2, (1,), np.float32), "cid": spaces.Discrete(5)}
     frame = Frame({"ann": 1, "bob": 2, "cid": 3})
-    tapes = [Tape([frame, frame], agents=("ann", "bob", "cid"), action_space=action_space) for _ in range(2)]
-    env = make(*tapes, squash_actions=True)
+    tape = Tape([frame, frame], agents=("ann", "bob", "cid"), action_space=action_space)
+    env = make(tape, squash_actions=True)
     env.reset(0)
-    env.step([np.array([[1], [2], [3], [4]], np.float32), np.array([[0.25], [0.75]], np.float32)])
-    assert [tape.actions for tape in tapes] == [[{"ann": 1, "bob": pytest.approx(2 * np.tanh(0.25)), "cid": 2}],
-                                                [{"ann": 3, "bob": pytest.approx(2 * np.tanh(0.75)), "cid": 4}]]
+    env.step([np.array([[1], [2]], np.float32), np.array([[0.25]], np.float32)])
+    assert tape.actions == [{"ann": 1, "bob": pytest.approx(2 * np.tanh(0.25)), "cid": 2}]
 
 
 # ---- infos and failures ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["true_objective", "frags"])
-def test_true_objective(key: str) -> None:
-    tape = Tape([BEGIN, Frame(GOING_ON.obs, terminated=("ann",), infos={"ann": {key: 3.5}, "bob": {}}),
-                 Frame({"bob": 5}, terminated=("bob",), infos={"bob": {key: np.float32(-1)}})], [BEGIN])
+def test_the_objective_is_what_the_info_holds_under_its_name() -> None:
+    tape = Tape([BEGIN, Frame(GOING_ON.obs, terminated=("ann",), infos={"ann": {"frags": 3.5}, "bob": {}}),
+                 Frame({"bob": 5}, terminated=("bob",), infos={"bob": {"frags": np.float32(-1)}})], [BEGIN])
     env = make(tape)
-    env.objective = key
+    env.objective = "frags"
     steps = [env.reset(0), act(env), act(env), act(env)]
     np.testing.assert_array_equal([step.objectives for step in steps],
                                   [[np.nan, np.nan], [3.5, np.nan], [np.nan, -1], [np.nan, np.nan]])
@@ -312,14 +287,6 @@ def test_failures_name_the_environment_its_seed_the_step_and_the_agent(frame: Fr
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_class_by_name() -> None:
-    name = "counting_agents:CountingAgents"
-    env = make_vector_env(make_config({"env": name}), 3)
-    assert (env.num_envs, env.name, env.agents) == (3, name, ["agent_0", "agent_1", "agent_2"])
-    assert env.reset(6).obs[0]["name"][:, 0].tolist() == [6, 6, 6, 7, 7, 7, 8, 8, 8]
-    assert families.family(name) == "other"
-
-
 @pytest.mark.parametrize(("env_id", "words"), [
     ("pettingzoo:no_such_game_v0", "No module named 'no_such_game_v0'"),
     ("pettingzoo:", "no module is called ''"), ("pettingzoo:json", "module 'json' has neither parallel_env nor env"),
@@ -335,17 +302,3 @@ def test_any_module_with_a_parallel_env_will_do(monkeypatch: pytest.MonkeyPatch)
     pytest.importorskip("pettingzoo")
     monkeypatch.setattr(counting_agents, "parallel_env", CountingAgents, raising=False)
     assert pettingzoo_maker("pettingzoo:counting_agents") is CountingAgents
-
-
-def test_simple_spread() -> None:
-    pytest.importorskip("mpe2")
-    env, twin = (make_vector_env(make_config({"env": "pettingzoo:mpe2.simple_spread_v3"}), 2) for _ in range(2))
-    first = env.reset(3).obs[0]["obs"]
-    assert first.shape == (6, 18)
-    assert not np.array_equal(first[:3], first[3:])
-    np.testing.assert_array_equal(twin.reset(3).obs[0]["obs"], first)
-    steps = [act(env, 2) for _ in range(26)]
-    assert [step.truncated.all() for step in steps] == [False] * 24 + [True, False]
-    assert [step.active.all() for step in steps] == [True] * 24 + [False, True]
-    assert steps[-1].was_reset.all()
-    assert not any(step.terminated.any() for step in steps)

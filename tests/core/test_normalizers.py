@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from oracles import walk
 from parts import make_config
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from envs.flat_spaces import obs_leaves
 from model import ActorCritic
-from normalizers import FixedNormalizer, ReturnNormalizer, RunningNormalizer, expand, expanded_space
+from normalizers import FixedNormalizer, ReturnNormalizer, RunningNormalizer
 
 IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
@@ -96,17 +98,8 @@ def test_before_the_first_update_vectors_pass_as_they_are_and_images_as_if_unifo
     torch.testing.assert_close(normalized, ends.expand_as(normalized), rtol=1e-3, atol=0)
 
 
-def test_indices_become_one_hot_vectors() -> None:
-    space, bits = spaces.MultiDiscrete([2, 3]), torch.tensor([[1, 0, 1]], dtype=torch.uint8)
-    assert expand(spaces.Discrete(3), torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert expand(space, torch.tensor([[1, 0], [0, 2]])).tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
-    assert expand(spaces.MultiBinary(3), bits) is bits
-    assert [expanded_space(s).shape for s in (spaces.Discrete(3), space, spaces.MultiBinary(3), IMAGE, VECTOR)] == [
-        (3,), (5,), (3,), IMAGE.shape, VECTOR.shape]
-
-
 LEAVES = {"camera": spaces.Box(0, 255, (4, 4, 1), np.uint8), "pose": spaces.Box(-np.inf, np.inf, (3,), np.float32),
-          "gear": spaces.Discrete(3), "bits": spaces.MultiBinary(2)}
+          "gear": spaces.Discrete(3), "knobs": spaces.MultiDiscrete([2, 4]), "bits": spaces.MultiBinary(2)}
 
 
 def standardized(x: Tensor) -> Tensor:
@@ -118,17 +111,19 @@ def standardized(x: Tensor) -> Tensor:
     ({}, ("camera", "pose")), ({"normalize_input": False}, ()),
     ({"normalize_input": False, "obs_subtract_mean": 4.0}, ()), ({"obs_subtract_mean": 4.0, "obs_scale": 10.0}, (
         "camera", "pose")),
-    *(({"normalize_input_keys": keys}, keys) for keys in (("camera",), ("pose", "gear"), ("bits", "camera")))])
-def test_settings_choose_what_is_normalized_and_shift_and_scale_images_and_vectors_first(
+    *(({"normalize_input_keys": keys}, keys) for keys in (("camera",), ("pose", "gear", "knobs"), ("bits", "camera")))])
+def test_settings_choose_what_is_normalized_indices_become_bits_images_and_vectors_are_shifted_and_scaled(
         settings: dict[str, Any], names: tuple[str, ...]) -> None:
     rng = torch.Generator().manual_seed(0)
     obs = {"camera": torch.randint(0, 256, (40, 4, 4, 1), generator=rng, dtype=torch.uint8),
            "pose": 5 + 2 * torch.randn(40, 3, generator=rng), "gear": torch.randint(0, 3, (40,), generator=rng),
+           "knobs": torch.stack([torch.randint(0, n, (40,), generator=rng) for n in (2, 4)], 1),
            "bits": torch.randint(0, 2, (40, 2), generator=rng, dtype=torch.uint8)}
     shift, scale = settings.get("obs_subtract_mean", 0.0), settings.get("obs_scale", 0.0)
     expected = {"camera": (obs["camera"].float() - shift) / (scale or 255),
                 "pose": (obs["pose"] - shift) / (scale or 1), "bits": obs["bits"].float(),
-                "gear": torch.nn.functional.one_hot(obs["gear"], 3).float()}
+                "gear": one_hot(obs["gear"], 3).float(),
+                "knobs": torch.cat([one_hot(obs["knobs"][:, i], n) for i, n in enumerate((2, 4))], 1).float()}
     model = ActorCritic(make_config({"env": "test"}, settings), LEAVES, spaces.Discrete(2))
     model.update_normalizers(obs)
     torch.testing.assert_close(model.normalize(obs), expected | {name: standardized(expected[name]) for name in names},
@@ -165,13 +160,8 @@ def test_statistics_of_returns_follow_ends_and_ignore_what_is_not_valid() -> Non
         kinds[~valid] = 0
         see(normalizer, torch.tensor(rewards), gamma, terminated=kinds == 1, truncated=kinds == 2, valid=valid)
         for begin, column in zip(*valid.nonzero(), strict=True):
-            total, discount = 0.0, 1.0
-            for reward, end in zip(rewards[begin:, column].astype(float), kinds[begin:, column], strict=True):
-                total += discount * reward
-                discount *= 0.0 if end == 1 else gamma
-                if end:
-                    break
-            seen.append((total, discount))
+            kind = kinds[begin:, column]
+            seen.append(walk(rewards[begin:, column], kind == 1, kind == 2, gamma)[:2])
         totals, rests = np.array(seen).T
         mean = totals.mean() / (1 - rests).mean()
         assert float(normalizer.mean) == pytest.approx(mean, rel=1e-5)

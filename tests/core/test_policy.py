@@ -25,7 +25,8 @@ NAMES = [name for name, value in vars(tiny_envs).items() if isinstance(value, ty
 
 def make_policy(env: str, **settings: Any) -> Policy:
     """Make a policy with new weights, but decided actions."""
-    small = {"encoder_mlp_layers": (16,), "encoder_conv_architecture": "convnet_small", "rnn_size": 8}
+    small = {"encoder_mlp_layers": (16,), "encoder_conv_architecture": "convnet_small", "rnn_size": 8,
+             "encoder_conv_mlp_layers": (16,)}
     cfg = make_config({"env": env}, small, settings)
     torch.manual_seed(3)
     policy = Policy(cfg, probe(cfg), 0, torch.device("cpu"))
@@ -42,7 +43,7 @@ def test_every_observation_and_action_goes_alone_and_in_batches(name: str) -> No
     seen, masks, chosen = [], [], []
     over = cut = False
     while not (over or cut):
-        mask = info["action_mask"] if policy.kind.mask_in_info else None
+        mask = info.get("action_mask")
         action, _ = policy.predict(obs, deterministic=True, action_mask=mask)
         assert env.action_space.contains(policy.predict(obs, action_mask=mask)[0])
         seen.append(obs)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from parts import SMALL
 from tiny import NUMBERS, Tiny
 from tiny_games import HunterAndPrey
 
@@ -23,9 +24,7 @@ class Shows(Tiny):
 
 
 def make(train_dir: Path, env: type, experiment: str = "run", **settings: Any) -> APPO:
-    return APPO(env, train_dir=str(train_dir), experiment=experiment, serial_mode=True, device="cpu", num_workers=1,
-                num_envs_per_worker=2, rollout=8, batch_size=16, num_batches_per_epoch=1, encoder_mlp_layers=(16,),
-                **settings)
+    return APPO(env, train_dir=str(train_dir), experiment=experiment, serial_mode=True, **SMALL, **settings)
 
 
 def give(monkeypatch: pytest.MonkeyPatch, both: tuple[spaces.Space, spaces.Space]) -> None:

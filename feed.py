@@ -41,7 +41,8 @@ class Feed:
     (--async_rl=False) all slots are free again together, when every one is copied and nothing is being trained on:
     nothing is sampled meanwhile. A dataset of a whole number of trajectories of every agent has no policy lag.
 
-    Another one replaces `make_dataset`, `insert`, `admit` and `split`.
+    Another one replaces some of `make_dataset` (which `__init__` calls), `insert` (perhaps of no slots), `allow_next`,
+    `release`, `admit` and `split`.
     """
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int) -> None:

@@ -113,6 +113,8 @@ class Learner:
                 agree(self)
             else:
                 self.answer_finish()
+        if self.buffers.training_over:
+            agree(self)
 
     def turn(self) -> None:
         """Do all there is to do, in this thread (serial mode)."""
@@ -122,14 +124,12 @@ class Learner:
 
     def obey_commands(self) -> bool:
         """Act on the commands that are there; return False when told to stop."""
-        if self.commands.empty():
-            return True
-        if self.buffers.training_over:  # first, so that all ranks save the same
-            agree(self)
-        return self.commands.serve(self.obey)
+        return self.commands.empty() or self.commands.serve(self.obey)
 
     def obey(self, command: int, index: int) -> None:
         """Act on a command and answer it, FINISH later."""
+        if self.buffers.training_over:  # set before the last SAVE is sent: so all ranks save the same
+            agree(self)
         if command == FINISH:
             self.num_finishing += 1
             return
@@ -159,7 +159,7 @@ class Learner:
         self.sampled = self.buffers.count_sampled(self.policy)  # until the dataset that is trained on
         if cfg.learning_rate != self.cfg.learning_rate:
             self.learning_rate = scheduled_rate(cfg, int(self.sampled[0]))
-        self.cfg = self.algorithm.cfg = cfg
+        self.cfg = self.algorithm.cfg = self.feed.cfg = cfg
 
     def take_over(self) -> None:
         """Take over what other learners have done to the same weights."""
@@ -225,7 +225,7 @@ class Learner:
 
     def train_on_dataset(self, dataset: Any) -> None:
         """Take all SGD steps on a dataset, unless all ranks end or none has a valid row; then give it back."""
-        num_valid = 0
+        num_valid, lag = 0, torch.empty(0)
         if agree(self):
             self.take_over()
             lag = self.feed.admit(dataset.tensors, self.sgd_steps)

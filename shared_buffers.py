@@ -391,7 +391,7 @@ class SharedWeights:
     def _mark(self) -> Any:
         """Return an event behind what was queued on a GPU; None on a CPU, where everything is finished."""
         device = self._rows.memory.device
-        return torch.get_device_module(device).current_stream(device).record_event()
+        return None if device.type == "cpu" else torch.get_device_module(device).current_stream(device).record_event()
 
 
 # ---- all of it ---------------------------------------------------------------------------------------------------

@@ -357,7 +357,7 @@ class Trainer:
         with STOP_SIGNAL.watching(deferring=True), self.at_last as at_last:
             for service in self.services:
                 at_last.callback(service.close)
-            at_last.callback(self._kill)  # before them
+            at_last.callback(self._kill)  # first, since the last one is called first: no process lives meanwhile
             if not self.ended:
                 self.buffers.training_over.fill_(True)  # no learner begins another dataset: all ranks save the same
                 self.buffers.stopping.fill_(True)
@@ -385,6 +385,8 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type | None, *exc: object) -> None:
+        if kind is not None and issubclass(kind, ComponentError) and not self.ended and self.process == os.getpid():
+            self.give_up(save=True)
         try:
             self.close()
         except ComponentError:

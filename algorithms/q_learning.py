@@ -18,7 +18,7 @@ from runtime.utils import UserError
 from shared_buffers import SharedBuffers, Spec
 
 
-@settings(normalize_returns=False)
+@settings()
 class ReplaySettings(Config):
     """The settings of a replay beside those of every algorithm."""
 
@@ -34,6 +34,7 @@ class ReplaySettings(Config):
     replay_alpha: float = option(0.6, "replay", "exponent of the priorities; 0: all alike", bounds=FRACTION)
     replay_beta: float = option(0.4, "replay", "exponent of the importance weights", bounds=FRACTION)
     n_step: int = option(3, "replay", "rewards in a return before a value stands for the rest", bounds=POSITIVE)
+    normalize_returns: bool = option(False, "learner", "not used: values are learned in units of the rewards")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +52,7 @@ class ReplayAlgorithm(Algorithm):
     """What Ape-X and PQL have in common."""
 
     datasets_at_once = 8
-    feeds: ClassVar[dict[str, type[ReplayFeed]]] = {"": ReplayFeed}  # of each role
+    feeds: ClassVar[dict[str, type[ReplayFeed]]] = {}  # of roles that have another one
     # like `evaluate`: the values of the observations that follow, for targets that are computed once a dataset
     evaluate_following: Callable[..., Outputs] | None = None
 
@@ -59,7 +60,7 @@ class ReplayAlgorithm(Algorithm):
         return {}
 
     def make_feed(self, buffers: SharedBuffers, policy: int, learner: int) -> ReplayFeed:
-        return self.feeds[self.role](self, buffers, policy, learner)
+        return self.feeds.get(self.role, ReplayFeed)(self, buffers, policy, learner)
 
     def prepare(self, model: nn.Module, data: Data, ask: Callable[..., Outputs]) -> Data:
         if self.evaluate_following is None or "rewards" not in data:

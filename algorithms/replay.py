@@ -243,7 +243,7 @@ class ReplayFeed(Feed):
 
     def copy(self, slots: Sequence[int]) -> None:
         """Put trajectories into the replay."""
-        cfg = self.algorithm.cfg
+        cfg = self.cfg
         for slot in slots:
             data = {name: tensor[slot] for name, tensor in self.trajectories.items()}
             data["rewards"], data["discounts"], data["steps"] = n_step(

@@ -128,8 +128,12 @@ def dtype_of(space: spaces.Space) -> torch.dtype:
 
 def flatten_obs(space: spaces.Space, leaves: Mapping[str, spaces.Space], obs: Any) -> Observation:
     """Turn a batch of N observations of a space into a dict of its leaves [N, ...]."""
-    return {path or "obs": _as_numbers(part, batch).reshape(len(batch), *leaves[path or "obs"].shape)
-            for path, part, batch in _walk(space, obs)}
+    flat = {path or "obs": _as_numbers(part, batch) for path, part, batch in _walk(space, obs)}
+    for name, value in flat.items():
+        shape = leaves[name].shape
+        if value.ndim != 1 + len(shape):  # an image that has them is not reinterpreted: a wrong layout must fail
+            flat[name] = value.reshape(len(value), *shape)
+    return flat
 
 
 def _as_numbers(space: spaces.Space, batch: Any) -> np.ndarray:

@@ -88,6 +88,8 @@ class ParallelVectorEnv(VectorEnv):
         selected = getattr(self._envs[i], "agent_selection", None)  # whose turn it is
         # where the environment lists its agents, that tells who has joined
         listed = {*(getattr(self._envs[i], "agents", None) or obs)}
+        if unknown := listed - self._spaces.keys():
+            raise ValueError(f"{', '.join(map(str, unknown))}: not among the possible_agents")
         present = [(m, agent) for m, agent in enumerate(self._spaces, i * len(self.agents))
                    if self._live[m] or (agent in listed and not self._over[m])]
         # an environment that lists none any more ends the episode of those that are left, too

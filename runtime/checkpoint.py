@@ -121,7 +121,8 @@ def list_resumable(folder: Path) -> list[Path]:
 
     Milestones and the best are older than checkpoints, but may be all that is left.
     """
-    return [*list_checkpoints(folder), *list_checkpoints(folder, "milestone"), *folder.glob(BEST)]
+    best = [folder / BEST] if (folder / BEST).is_file() else []  # a glob would pass over a folder without rights
+    return [*list_checkpoints(folder), *list_checkpoints(folder, "milestone"), *best]
 
 
 def holds_run(run_dir: Path) -> bool:

@@ -128,6 +128,9 @@ class Named(str):
             self._pickled = cloudpickle.dumps((self._value, registered_here()))
         return Named, (str(self), None, self._pickled)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Named":
+        return self
+
 
 def registered_here() -> dict[str, Any]:
     """Return the environments that this program has registered with gymnasium; all processes have those of Atari."""

@@ -1,5 +1,7 @@
-"""Evaluations: when the evaluator, a process of its own (`evaluate.py`), scores the newest weights."""
+"""Evaluations: when the evaluator, a process of its own (`evaluate.py`), scores the newest weights.
 
+In a list of services it stands before `Records`, which writes the row of the last evaluation.
+"""
 
 from evaluate import Evaluator
 from runtime.processes import Component, Service

@@ -202,7 +202,10 @@ def read_states(trainer: Any, path: Path, policy: int | None = None) -> dict[int
     if path.is_dir():
         states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(cfg.num_policies)}
     else:
-        state = checkpoint.load_checkpoint(path)
+        try:
+            state = checkpoint.load_checkpoint(path)
+        except checkpoint.DamagedCheckpoint as error:
+            raise UserError(f"{error}; of a state dict that torch.save has written give torch.load(path)") from None
         states = of_one(trainer, state) if policy is None else {policy: state}
     if None in states.values():
         raise UserError(f"{path} holds no checkpoint of each of the {cfg.num_policies} policies")

@@ -73,16 +73,19 @@ class PolicyProgress:
 
     def window(self) -> Figures:
         """Return the last episodes, and what was said of them, to be saved."""
-        return {name: list(getattr(self, name)) for name in WINDOWS} | {
-            "objectives_told": self.has_objective, "evaluation": self.last_evaluation, "reached": self.reached}
+        told = {"objectives_told": self.has_objective, "evaluation": self.last_evaluation}
+        if math.isfinite(self.reached):
+            told["reached"] = self.reached
+        return {name: list(getattr(self, name)) for name in WINDOWS} | told
 
     def restore_window(self, saved: Figures) -> None:
         """Take what `window` returned. Raises `LookupError`, `TypeError` or `ValueError` for anything else."""
-        for name in WINDOWS:
-            getattr(self, name).extend(saved[name])
-        self.has_objective = saved["objectives_told"]
+        values = {name: [float(value) for value in saved[name]] for name in WINDOWS}
         # earlier versions did not save these
-        self.last_evaluation, self.reached = saved.get("evaluation", {}), saved.get("reached", -math.inf)
+        evaluation, self.reached = dict(saved.get("evaluation", {})), float(saved.get("reached", -math.inf))
+        self.has_objective, self.last_evaluation = bool(saved["objectives_told"]), evaluation
+        for name in WINDOWS:
+            getattr(self, name).extend(filter(math.isfinite, values[name]))
 
     def forget_episodes(self) -> None:
         """Begin a new window of episodes: the parameters are others."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from runtime.checkpoint import add_line, fill_run_dir, read_lines, save_settings, write_atomically
 from runtime.processes import Service, write_trace
-from runtime.utils import say, show_progress, this_rank
+from runtime.utils import UserError, say, show_progress, this_rank
 from services.progress import (
     Figures,
     PolicyProgress,
@@ -91,6 +91,8 @@ class Records(Service):
                 self.boards[0].add_settings(trainer.cfg)
             case ("ready_to_train",):
                 trainer.log(trainer.news + describe_run(trainer))
+            case ("nothing_to_do",) if trainer.cfg.trace_sec:  # the trace would be empty
+                raise UserError(describe_finished(trainer, policies))
             case ("nothing_to_do",):
                 trainer.log(describe_finished(trainer, policies))
             case ("begun",):

@@ -284,6 +284,12 @@ def test_failures_name_the_environment_its_seed_the_step_and_the_agent(frame: Fr
     assert str(failure.value) == f"tape, seed 71, step 2{what}"
 
 
+def test_an_agent_that_is_none_of_the_possible_ones_is_refused() -> None:
+    env = make(Unlisted([Frame({"ann": 1, "bobb": 2})]))
+    with pytest.raises(EnvironmentFailure, match=r"reset\(\) raised ValueError: bobb: not among the possible_agents"):
+        env.reset(0)
+
+
 # ---- by name ---------------------------------------------------------------------------------------------------------
 
 

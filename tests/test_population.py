@@ -320,8 +320,8 @@ def test_the_true_objective_is_ranked_by_or_else_the_return(tmp_path: Path, env:
     begin = {event["policy"]: sign * wage(shaping_of(event)) for event in events[:4]}
     place = 1 + sorted(begin, key=lambda policy: (-begin[policy], policy)).index(events[4]["policy"])
     assert f"is {place} of 4" in events[4]["words"]
-    num_changed = sum(value != events[0][name] for event in events[1:4] for name, value in numbers_of(event).items())
-    assert 0 < num_changed < 3 * len(numbers_of(events[0])), "a mutation changes some numbers"
+    changes = [value != events[0][name] for event in events[1:4] for name, value in numbers_of(event).items()]
+    assert 0.2 < np.mean(changes) < 0.8, "about half of the numbers are mutated"
     for policy, objective in begin.items():
         first = next(event for event in events[4:] if event["policy"] == policy)
         assert first["objective"] == pytest.approx(objective), "the first decision is about the first shaping"

@@ -57,8 +57,8 @@ class Learner:
         All move the statistics of the returns, but only the first one's are published.
 
         report(("trained", policy, {name: number})) is called after each dataset, report(("saved", policy, reason, name,
-        seconds)) or report(("unsaved", policy, reason, why)) after each file, report(("loaded", policy, donor)) after a
-        LOAD, report(("answered", (policy, learner, command, index))) after each command.
+        seconds)) or report(("unsaved", policy, reason, why)) after each file, report(("answered", (policy, learner,
+        command, index))) after each command.
         """
         self.cfg = cfg
         self.buffers = buffers
@@ -188,7 +188,6 @@ class Learner:
             self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 1)
             self.buffers.first_version[self.policy] = self.sgd_steps  # before it is there: it is another's
             self.weights.publish(self.model, self.sgd_steps)
-        self.report(("loaded", self.policy, donor))
 
     def save(self, reason: int) -> None:
         """Write a checkpoint.
@@ -354,7 +353,8 @@ class Learner:
         Neighboring images are nearly equal: the others would add cost and little information. The sample is random
         since any regular choice would meet the episodes of some length always in the same steps. `valid` is on the CPU.
         """
-        rows = valid.nonzero() @ torch.tensor([data[self.obs_names[0]].shape[1], 1])  # trajectory * (T + 1) + t
+        trajectory, t = valid.nonzero(as_tuple=True)
+        rows = trajectory * data[self.obs_names[0]].shape[1] + t  # those of trajectories, T + 1 of each, in one line
         size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass) // self.algorithm.datasets_at_once
         if len(rows) > size:
             rows = rows[torch.randperm(len(rows), generator=self.shuffle)[:size]]

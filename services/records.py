@@ -33,7 +33,7 @@ from services.progress import (
     describe_run,
     mean,
 )
-from shared_buffers import SAVE_PERIODIC
+from shared_buffers import LOAD, SAVE_PERIODIC
 
 
 class Records(Service):
@@ -67,7 +67,7 @@ class Records(Service):
             case ("matches", matches):
                 for policy, result in matches:
                     policies[policy].matches.append(result)
-            case ("loaded", policy, source) if source == policy:  # parameters that the user gave
+            case ("answered", (policy, _, kind, source)) if kind == LOAD and source == policy:  # the user's parameters
                 policies[policy].forget_episodes()
             case ("trained", policy, stats):
                 policies[policy].add_training(stats)

@@ -169,7 +169,7 @@ class Config:
     rnn_type: str = option("gru", "model", "kind of recurrent core", ("gru", "lstm"))
     rnn_size: int = option(512, "model", "hidden units of each recurrent layer", POSITIVE)
     rnn_num_layers: int = option(1, "model", "recurrent layers", POSITIVE)
-    nonlinearity: str = option("elu", "model", "activation function", ("elu", "relu", "tanh"))
+    nonlinearity: str = option("elu", "model", "activation function", ("elu", "relu", "silu", "tanh"))
     policy_init_gain: float = option(1.0, "model", "gain of the orthogonal initialization", POSITIVE)
     adaptive_stddev: bool = option(False, "model", "continuous actions: the network gives the standard deviation; "
                                    "False: one learned value per action")

@@ -8,6 +8,7 @@ A choice that an action mask forbids has the logit `FORBIDDEN`: its probability 
 sum. Read next: `config.py`.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 
@@ -109,8 +110,7 @@ def parameter_kinds(space: spaces.Space) -> tuple[Tensor, Tensor]:
 
 def total(terms: Iterable[Tensor]) -> Tensor:
     """Add tensors of one shape."""
-    first, *others = terms
-    return torch.stack([first, *others]).sum(0) if others else first
+    return functools.reduce(torch.add, terms)
 
 
 class Categorical:

@@ -84,6 +84,7 @@ class Learner:
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
         self.priorities: Tensor | None = None  # of the last minibatch, where the algorithm has some
+        self.images: Data = {}  # of a dataset, normalized
         self.num_finishing = 0  # FINISH commands that wait for their answers
         self.feed = self.algorithm.make_feed(buffers, policy, learner)
         if cfg.serial_mode:
@@ -241,6 +242,7 @@ class Learner:
         """Run all epochs over a dataset; publish the weights, report. lag: of each row, in SGD steps."""
         cfg, data = self.cfg, self.prepare(dataset)
         hold_units(self.model, hold=True)
+        images = self.model.normalize_images(data, self.images, self.map) if cfg.num_epochs > 1 else {}
         minibatches = [rows if isinstance(rows, slice) else rows.to(self.device, non_blocking=True)
                        for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)]
         stats = []
@@ -249,7 +251,7 @@ class Learner:
             last = bool(self.reducer.sum(torch.tensor(int(is_over))))  # on any rank
             if last:
                 self.feed.allow_next()
-            stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in data.items()}))
+            stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in (data | images).items()}))
             if self.priorities is not None:
                 dataset.set_priorities(rows, self.priorities.cpu())
             if step % cfg.num_batches_per_epoch == 0:
@@ -356,9 +358,7 @@ class Learner:
         trajectory, t = valid.nonzero(as_tuple=True)
         rows = trajectory * data[self.obs_names[0]].shape[1] + t  # those of trajectories, T + 1 of each, in one line
         size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass) // self.algorithm.datasets_at_once
-        if len(rows) > size:
-            rows = rows[torch.randperm(len(rows), generator=self.shuffle)[:size]]
-        rows = rows.to(self.device, non_blocking=True)
+        rows = rows[torch.randperm(len(rows), generator=self.shuffle)[:size]].to(self.device, non_blocking=True)
         obs = {name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows) for name in self.obs_names}
         self.model.update_normalizers(obs, self.reducer)
 

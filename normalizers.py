@@ -99,12 +99,14 @@ class RunningNormalizer(FixedNormalizer):
 
     @torch.no_grad()
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.is_bytes and obs.is_floating_point():
+            return obs  # normalized already
         obs = expand(self.space, obs)
         units = self.held or self.units()
         size = self.rows_at_once(obs)
         if obs.shape[0] <= size:  # len() would fix the batch of an exported policy
             return self.normalize(obs, *units).to(dtype)
-        normalized = torch.empty(obs.shape, dtype=dtype, device=obs.device)
+        normalized = torch.empty_like(obs, dtype=dtype)
         for rows, out in zip(obs.split(size), normalized.split(size), strict=True):
             out.copy_(self.normalize(rows, *units))
         return normalized
@@ -134,9 +136,10 @@ class RunningNormalizer(FixedNormalizer):
         On a GPU nothing here waits: what depends on a count is computed either way.
         """
         chunks = expand(self.space, obs).split(self.rows_at_once(obs))
+        dtype = torch.float32 if self.is_bytes else torch.float64  # exact enough for a chunk
         number = reducer.sum(torch.full_like(self.count, len(obs)))
-        mean = reducer.sum(sum(rows.double().sum(0) for rows in chunks)) / number.clamp(min=1)
-        squares = reducer.sum(sum((rows - mean).square_().sum(0) for rows in chunks))
+        mean = reducer.sum(sum(rows.to(dtype).sum(0).double() for rows in chunks)) / number.clamp(min=1)
+        squares = reducer.sum(sum((rows - mean.to(dtype)).square_().sum(0).double() for rows in chunks))
         var = squares / number.clamp(min=1) / self.unit**2
         self.count += number
         weight = number / self.count.clamp(min=1)

@@ -34,8 +34,8 @@ class Machine(NamedTuple):
 
 def this_machine(device: str = "auto") -> Machine:
     """Look at this machine; `device` is the setting."""
-    allowed = device == "auto" or device.startswith("cuda")
-    num_gpus = torch.cuda.device_count() if allowed and torch.cuda.is_available() else 0
+    allowed = device.startswith(("auto", "cuda"))
+    num_gpus = torch.cuda.device_count() if allowed else 0
     return Machine(cpu_cores(), num_gpus, this_rank().world_size)
 
 

@@ -10,7 +10,8 @@ from parts import make_config
 from torch import Tensor, nn
 
 from config import Config
-from model import LONGEST, ActorCritic, FastELU, ImageEncoder, LeafEncoders, convolutions, fitting_layers, make_model
+from envs.flat_spaces import Data
+from model import LONGEST, ActorCritic, ImageEncoder, LeafEncoders, convolutions, fitting_layers, make_model
 
 IMAGE = spaces.Box(0, 255, (36, 44, 1), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
@@ -64,18 +65,21 @@ def test_image_encoders_take_both_orders_of_axes(architecture: str, sizes: tuple
     assert not torch.allclose(features[0], features[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fast_elu_is_elu(dtype: torch.dtype) -> None:
-    x = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([-1e30, -0.0, 0.0, 200.0, 1e30])]).to(dtype)
-    outputs, gradients = [], []
-    for function in (FastELU(), nn.ELU()):
-        leaf = x.clone().requires_grad_()
-        outputs.append(function(leaf))
-        outputs[-1].sum().backward()
-        gradients.append(leaf.grad)
-    tolerance = 1e-6 if dtype == torch.float32 else 2**-8  # of numbers near 1, from which 1 is subtracted
-    torch.testing.assert_close(*outputs, rtol=0, atol=tolerance)
-    torch.testing.assert_close(*gradients, rtol=0, atol=tolerance)
+@pytest.mark.parametrize(("layer", "channels", "width"), [
+    ((5, 8, 4), 4, 20), ((5, 8, 4), 4, 21), ((5, 8, 4, 2), 4, 20), ((5, 4, 2), 16, 20), ((5, 3, 1), 3, 20),
+    ((5, (4, 8), (3, 2)), 1, 20)], ids=str)
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_convolutions_are_those_of_pytorch(layer: tuple, channels: int, width: int, *, channels_last: bool) -> None:
+    shape = (2, 16, width, channels) if channels_last else (2, channels, 16, width)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    own = convolutions([layer], channels, nn.Identity).double()
+    oracle = nn.Sequential(nn.Conv2d(channels, *layer, dtype=torch.float64))
+    oracle.load_state_dict(own.state_dict())
+    results = []
+    for network in (own, oracle):
+        output = network(images.movedim(-1, 1) if channels_last else images)
+        results.append((output, *torch.autograd.grad(output.square().sum(), [images, *network.parameters()])))
+    torch.testing.assert_close(*results)
 
 
 # ---- actor-critic ------------------------------------------------------------------------------------------------
@@ -116,6 +120,26 @@ def test_the_deviation_depends_on_the_observation_only_when_adaptive(adaptive: b
     assert depends == [True] * 4 + [adaptive] * 2 + [True]
     parameters.sum().backward()
     assert model.policy_head.bias.grad.all(), "they are learned all the same"
+
+
+def test_images_are_normalized_once_for_all_epochs() -> None:
+    model, obs = small_model()
+    trajectories, kept = {"obs/obs": obs["obs"].unflatten(0, (8, 8)), "rewards": torch.zeros(8, 7)}, {}
+    for _ in range(2):
+        images = model.normalize_images(trajectories, kept, map)
+        assert list(images) == ["obs/obs"]
+        assert torch.equal(images["obs/obs"].flatten(0, 1), model.normalize(obs)["obs"])
+        assert images is kept
+        assert torch.equal(forward(model, {"obs": images["obs/obs"].flatten(0, 1)})[0], forward(model, obs)[0])
+        trajectories["obs/obs"] = obs["obs"].flip(0).unflatten(0, (8, 8))
+        obs = {"obs": obs["obs"].flip(0)}
+
+    class OfOnesOwn(ActorCritic):
+        def normalize(self, obs: Data) -> Data:
+            return {name: images / 255 for name, images in obs.items()}
+
+    own = OfOnesOwn(config(encoder_conv_mlp_layers=(64,)), {"obs": IMAGE}, spaces.Discrete(6))
+    assert own.normalize_images(trajectories, {}, map) == {}, "it is handed the raw ones"
 
 
 def test_an_action_mask_forbids_choices_and_nothing_else() -> None:

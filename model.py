@@ -296,7 +296,7 @@ def mlp(sizes: Iterable[int], nonlinearity: type[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*(module for layer in layers for module in layer))
 
 
-NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
+NONLINEARITIES = {"elu": nn.ELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
 
 
 # ---- cores -------------------------------------------------------------------------------------------------------

@@ -235,7 +235,6 @@ FAMILIES = {
     "atari": Family("ale_py", {
         "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0, "num_envs": 64,
         "encoder_conv_architecture": "convnet_atari", "encoder_conv_mlp_layers": (512,),
-        "nonlinearity": "silu", "policy_init_gain": 1.41,
         "without_gpu": {"num_envs": 32, "encoder_conv_architecture": "convnet_a3c", "encoder_conv_mlp_layers": (256,)},
     }, atari_env, atari_batch, obeys=("env_frameskip", "env_framestack"), ids=("",), large_observations=True),
     "pettingzoo": Family(PREFIX, {"num_envs": 32, "encoder_mlp_layers": (128, 128), "rnn_size": 128}),

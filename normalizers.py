@@ -99,8 +99,8 @@ class RunningNormalizer(FixedNormalizer):
 
     @torch.no_grad()
     def forward(self, obs: Tensor, dtype: torch.dtype) -> Tensor:
-        if self.is_bytes and obs.is_floating_point():
-            return obs  # normalized already
+        if self.held and self.is_bytes and obs.is_floating_point():
+            return obs  # normalized already, with these units
         obs = expand(self.space, obs)
         units = self.held or self.units()
         size = self.rows_at_once(obs)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from config import Config
 from envs.flat_spaces import Data
 from model import LONGEST, ActorCritic, ImageEncoder, LeafEncoders, convolutions, fitting_layers, make_model
+from normalizers import hold_units
 
 IMAGE = spaces.Box(0, 255, (36, 44, 1), np.uint8)
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
@@ -125,6 +126,8 @@ def test_the_deviation_depends_on_the_observation_only_when_adaptive(adaptive: b
 def test_images_are_normalized_once_for_all_epochs() -> None:
     model, obs = small_model()
     trajectories, kept = {"obs/obs": obs["obs"].unflatten(0, (8, 8)), "rewards": torch.zeros(8, 7)}, {}
+    assert torch.equal(model.normalize({"obs": obs["obs"].float()})["obs"], model.normalize(obs)["obs"]), "as ever"
+    hold_units(model, hold=True)
     for _ in range(2):
         images = model.normalize_images(trajectories, kept, map)
         assert list(images) == ["obs/obs"]

@@ -84,7 +84,7 @@ class Learner:
         self.map = ThreadPoolExecutor(self.num_threads, "part").map if self.num_threads > 1 else map
         self.shuffle = torch.Generator().manual_seed(derive_seed(cfg.seed, SHUFFLE, buffers.start, policy, learner))
         self.priorities: Tensor | None = None  # of the last minibatch, where the algorithm has some
-        self.images: Data = {}  # of a dataset, normalized
+        self.images = {}  # of a dataset, normalized: {name: tensor}
         self.num_finishing = 0  # FINISH commands that wait for their answers
         self.feed = self.algorithm.make_feed(buffers, policy, learner)
         if cfg.serial_mode:

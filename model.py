@@ -76,16 +76,18 @@ class ActorCritic(nn.Module):
                       for name, normalizer in zip(self.leaves, self.normalizers, strict=True)}
         return normalized | {name: mask for name, mask in obs.items() if name == ACTION_MASK}
 
-    def normalize_images(self, data: Data, kept: Data, run: Callable[..., Iterable]) -> Data:
+    def normalize_images(self, data: Data, kept: Data, run: Callable) -> Data:
         """Normalize the images of a dataset [B, T+1, ...] once for all its epochs; `normalize` leaves them as they are.
+
+        On a GPU, which normalizes at once, there are none.
 
         kept: those of the dataset before, {name: tensor}, whose memory is used again. run: `map`, or that of threads.
         """
         if type(self).normalize is not ActorCritic.normalize:  # that may want raw ones
             return {}
         for leaf, normalizer in self.running:
-            if normalizer.is_bytes:
-                raw = data[f"obs/{leaf}"]
+            raw = data[f"obs/{leaf}"]
+            if normalizer.is_bytes and raw.device.type == "cpu":
                 images = kept.setdefault(f"obs/{leaf}", torch.empty_like(raw, dtype=self.arithmetic))
                 list(run(lambda rows, out, normalizer=normalizer: out.copy_(normalizer(rows, out.dtype)), raw, images))
         return kept
@@ -265,8 +267,7 @@ def convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.M
 class Convolution(nn.Conv2d):
     """A convolution that reads neighbors of a row, as many as its stride, as one pixel with more channels.
 
-    Of channels-last images that is a view. The gradient of the weights of A3C's first layer then costs 10 of 26 us an
-    image, in bfloat16 on one core of a Xeon (Sapphire Rapids).
+    Of channels-last images that is a view, and on a CPU the gradient of its weights is cheaper (`docs/tried.md`).
     """
 
     def forward(self, x: Tensor) -> Tensor:

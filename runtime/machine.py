@@ -57,15 +57,13 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     """Complete a profile, which is for two cores, for a machine.
 
     1. Without a GPU a profile's "without_gpu" counts, unless a network is given.
-    2. A profile's "async_rl" False counts where sampling and learning share the cores; where a GPU learns, or several
-       learners, policies or ranks do, they overlap.
-    3. A profile's several learners count without a GPU, where nothing forbids them.
-    4. A rollout worker for each core; a policy worker for each 8 cores, with a GPU for each 32; two splits with a GPU.
-    5. Images (`large_observations`): environments, batches and trajectories as `for_images` says. Without a GPU the
+    2. A profile's several learners count without a GPU, where nothing forbids them.
+    3. A rollout worker for each core; a policy worker for each 8 cores, with a GPU for each 32; two splits with a GPU.
+    4. Images (`large_observations`): environments, batches and trajectories as `for_images` says. Without a GPU the
        learners have 0.7 threads for each core, since training takes two thirds of the CPU; in turns one for each.
        All others: in a population up to 4 times as many environments.
-    6. The workers share the environments evenly.
-    7. In turns a dataset is a whole number of trajectories of every environment, so that nothing is left over.
+    5. The workers share the environments evenly.
+    6. In turns a dataset is a whole number of trajectories of every environment, so that nothing is left over.
 
     Args:
         profile: its settings, batch_size, num_batches_per_epoch and rollout among them, and "num_envs", the number of
@@ -74,25 +72,22 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
         num_roles: learners of a policy that have a task of their own each; 0: all have the same.
     """
     settings, has_gpu = dict(profile), machine.num_gpus > 0
-    without_gpu, num_policies = settings.pop("without_gpu", {}), given.get("num_policies", 1)
+    num_policies = given.get("num_policies", 1)
+    without_gpu = settings.pop("without_gpu", {})
     if not has_gpu and not NETWORK_SETTINGS & given.keys():  # 1
         settings |= without_gpu
     num_envs = settings.pop("num_envs")
 
-    several = num_policies > 1 or given.get("num_learners", 1) > 1 or machine.num_ranks > 1  # 2
-    overlaps = has_gpu or several or given.get("self_play_past_fraction", 0) > 0
-    settings["async_rl"] = settings.get("async_rl", True) or overlaps
-    in_turns = not (settings | given)["async_rl"]
-
-    if has_gpu or in_turns or machine.num_ranks > 1 or given.get("serial_mode") or given.get("with_pbt"):  # 3
+    in_turns = not (settings | given).get("async_rl", True)
+    if has_gpu or in_turns or machine.num_ranks > 1 or given.get("serial_mode") or given.get("with_pbt"):  # 2
         settings.pop("num_learners", None)
     num_learners = num_roles or (settings | given).get("num_learners", 1)
 
-    settings["num_workers"] = machine.cores  # 4
+    settings["num_workers"] = machine.cores  # 3
     settings["policy_workers_per_policy"] = max(1, machine.cores // ((32 if has_gpu else 8) * num_policies))
     settings["worker_num_splits"] = 2 if has_gpu else 1
 
-    if large_observations:  # 5
+    if large_observations:  # 4
         has_memory = any(given.get(name) for name in ("use_rnn", "core", "model"))
         num_envs = for_images(settings, num_envs, machine, has_memory=has_memory)
         share = 1.0 if in_turns else 0.7
@@ -100,12 +95,12 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     else:
         num_envs *= min(num_policies, 4)
 
-    workers, splits, batches, rollout = ((settings | given)[name] for name in (  # 6
+    workers, splits, batches, rollout = ((settings | given)[name] for name in (  # 5
         "num_workers", "worker_num_splits", "num_batches_per_epoch", "rollout"))
     unit = math.lcm(splits, batches // math.gcd(workers, batches)) if in_turns else splits
     settings["num_envs_per_worker"] = unit * max(1, round(num_envs / workers / unit))
 
-    if in_turns:  # 7
+    if in_turns:  # 6
         num_envs = workers * (settings | given)["num_envs_per_worker"]
         num_trajectories = num_envs * max(1, round(settings["batch_size"] * batches / (num_envs * rollout)))
         settings["batch_size"] = max(1, num_trajectories // batches) * rollout

@@ -49,7 +49,7 @@ def test_how_a_resumed_run_runs_follows_from_the_machine_that_it_runs_on(tmp_pat
     saved = save(tmp_path, env="PongNoFrameskip-v4", learner_threads=1)
     monkeypatch.setattr(config, "this_machine", lambda device: Machine(16, 0))
     resumed = start(tmp_path, env="PongNoFrameskip-v4")
-    assert (resumed.learner_threads, resumed.policy_workers_per_policy) == (16, 2)
+    assert (resumed.learner_threads, resumed.policy_workers_per_policy) == (12, 2)
     for name in ("num_workers", "num_envs_per_worker", "worker_num_splits", "rollout", "batch_size"):
         assert getattr(resumed, name) == getattr(saved, name), "they shape what is learned"
     given = start(tmp_path, env="PongNoFrameskip-v4", learner_threads=3)

@@ -80,12 +80,12 @@ class Loss(NamedTuple):
 class Algorithm:
     """One algorithm with its settings. Made by each process that acts or learns.
 
-    Population-based training replaces `cfg` between two datasets: read it when it is used.
+    Population-based training and `Trainer.change` replace `cfg` between two datasets: read it when it is used.
     """
 
     Settings: type[Config] = Config
     # more than 1: datasets are so much shorter; weights are published after each, not after each SGD step, and so many
-    # times fewer images of each move the observation statistics
+    # times fewer rows of each move the observation statistics
     datasets_at_once = 1
     inputs: tuple[str, ...] = ()  # columns of rows that `evaluate` is given as further arguments, [N * L, ...]
     profiles: Mapping[str, Mapping[str, Any]] = {}  # what differs from the defaults of Settings, for each family
@@ -171,7 +171,8 @@ class Algorithm:
 
         Args:
             outputs: those of `evaluate`, [T+1, B, ...].
-            data: the columns of the trajectories and what `prepare` added, [T(+1), B, ...].
+            data: the columns of the trajectories and what `prepare` added, [T(+1), B, ...]. Images may be normalized
+                already; `model.normalize` leaves these as they are.
 
         Returns:
             {"targets": [T, B], in units of the rewards, and what else the loss needs}; nothing, where that computes

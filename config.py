@@ -1,10 +1,10 @@
 """The one configuration: every setting with its default, unit and meaning, what it may be, and where it comes from.
 
-`Config` is a frozen dataclass: nobody fills a setting in while a run goes on; only population-based training replaces
-the configuration of a learner. A value comes from, in rising order: the default below, the profiles of the family of
-the environment and of the algorithm for it (in a resumed run: its saved configuration), and the command line. An
-algorithm adds settings of its own (`appo.Settings`). Names are Sample Factory's wherever it has a flag for the same
-thing. Read next: `pbt.py`.
+`Config` is a frozen dataclass: nobody fills a setting in while a run goes on; only population-based training and
+`Trainer.change` replace the configuration of a learner. A value comes from, in rising order: the default below, the
+profiles of the family of the environment and of the algorithm for it (in a resumed run: its saved configuration), and
+the command line. An algorithm adds settings of its own (`appo.Settings`). Names are Sample Factory's wherever it has a
+flag for the same thing. Read next: `pbt.py`.
 """
 
 import contextlib

@@ -31,6 +31,8 @@ def check_action_space(cfg: Config, space: spaces.Space) -> None:
     for name in ("squash_actions", "adaptive_stddev"):
         if getattr(cfg, name) and not boxes:
             raise UserError(f"--{name} is for continuous actions, not for {space}; leave it off")
+    if boxes and getattr(cfg, "exploration_loss", "") == "symmetric_kl":
+        raise UserError(f"--exploration_loss=symmetric_kl is for choices, not for {space}; use entropy")
     if cfg.squash_actions and not all(is_bounded(leaf).all() for leaf in boxes):
         raise UserError(f"--squash_actions needs bounded actions, not {space}; leave it off")
 

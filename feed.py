@@ -1,9 +1,9 @@
 """How finished trajectories become datasets.
 
 `Feed` hands every trajectory out once, in the order of arrival: the feed of an on-policy algorithm. Two datasets exist,
-so that the next one is filled while the last SGD step of this one runs. It is not filled earlier: the trajectories wait
-in their slots, the rollout workers wait for slots, and so memory and policy lag stay bounded when the learner is the
-slowest part. Another one is in `algorithms/replay.py`. Read next: `learner.py`.
+so that side by side the next one is filled while the last SGD step of this one runs. It is not filled earlier: the
+trajectories wait in their slots, the rollout workers wait for slots, and so memory and policy lag stay bounded when the
+learner is the slowest part. Another one is in `algorithms/replay.py`. Read next: `learner.py`.
 """
 
 import itertools
@@ -46,7 +46,7 @@ class Feed:
     """
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int) -> None:
-        """Allocate two datasets, one to be filled and `spare`, which waits for `allow_next`."""
+        """Allocate two datasets, one to be filled and `spare`, which waits for `allow_next` (in turns: for ever)."""
         self.cfg = cfg
         self.buffers = buffers
         self.policy = policy

@@ -1,9 +1,10 @@
 """The learner: turns trajectories into better weights.
 
 Its feed hands out datasets of finished trajectories (`feed.py`). On each the learner takes `num_epochs` x
-`num_batches_per_epoch` SGD steps, every one on a minibatch, and publishes the weights after every step (off-policy:
-after the last one). The algorithm says what the loss is (`algorithm.py`). Several learners of a policy work together
-through a reducer (`runtime/several.py`). Between two datasets a learner obeys the commands of the main process.
+`num_batches_per_epoch` SGD steps, every one on a minibatch, and publishes the weights after every step (in turns, and
+off-policy: after the last one). The algorithm says what the loss is (`algorithm.py`). Several learners of a policy work
+together through a reducer (`runtime/several.py`). Between two datasets a learner obeys the commands of the main
+process.
 
 Rows that are not valid (the reset between two episodes, acted by too old a policy) change no loss, no gradient and no
 statistic. Read next: `algorithm.py`.
@@ -36,7 +37,7 @@ from shared_buffers import FINISH, LOAD, SAVE, SAVE_BEST, SAVE_MILESTONE, Shared
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
 CPU_BYTES_PER_PASS = 7_400_000
-MIN_NORMALIZER_ROWS = 512  # of one dataset, however large the observations are
+MIN_NORMALIZER_ROWS = 512  # of as many datasets as come at once, however large the observations are
 COMMAND_SEC = 0.05  # a learner without data looks for commands so often
 
 
@@ -70,10 +71,11 @@ class Learner:
         self.algorithm: Algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
         if this_rank().world_size > 1 and (cfg.roles or self.algorithm.update is not None):
             raise UserError(f"--algo={cfg.algo} cannot be used with several ranks: it takes its SGD steps itself")
-        own, obs_and_actions = buffers.policies[policy], buffers.spaces_of(policy)
+        own, spaces = buffers.policies[policy], buffers.spaces_of(policy)
         self.weights, self.commands = own.weights, own.commands[learner]
-        self.model = self.algorithm.make_model(*obs_and_actions).to(device)
-        self.model.arithmetic = body_dtype(cfg.precision, device, obs_and_actions[0])
+        self.model = self.algorithm.make_model(*spaces).to(device)
+        # an `update` is called without autocast
+        self.model.arithmetic = body_dtype("float32" if self.algorithm.update else cfg.precision, device, spaces[0])
         self.weights.refresh(self.model)
         self.reducer = make_reducer(own.shared_training, learner, buffers.store_prefix, cfg.stall_timeout_sec)
         self.optimizer = self.reducer.make_optimizer(self.model, self.algorithm.make_optimizer)
@@ -153,7 +155,7 @@ class Learner:
             self.num_finishing = 0
 
     def configure(self) -> None:
-        """Use the policy's settings of now: a population's, or changed between calls of train(); note them."""
+        """Use the policy's settings of now: a population's, or changed by `Trainer.change`; note them."""
         settings = dict(zip(tunable(self.cfg), self.buffers.settings[self.policy].tolist(), strict=True))
         cfg = dataclasses.replace(self.cfg, **settings)
         self.place_in_population = self.buffers.place_in_population(cfg, self.policy)
@@ -350,7 +352,7 @@ class Learner:
             return function(self.model, obs, part["rnn_states"][:, 0], part["new_episode"], *more)
 
     def update_normalizers(self, data: Data, valid: Tensor) -> None:
-        """Move the observation statistics by the valid rows of a dataset; of images by a random sample of them.
+        """Move the observation statistics by the valid rows of a dataset; if these are many bytes, by a random sample.
 
         Neighboring images are nearly equal: the others would add cost and little information. The sample is random
         since any regular choice would meet the episodes of some length always in the same steps. `valid` is on the CPU.

@@ -102,7 +102,7 @@ class RolloutWorker:
                 self.waiting.append(split)
         elif kind == SLOTS:
             for slot in indices:
-                self.pools[self.buffers.policy_of_slot(slot)].receive(slot)
+                self.pools[slot // self.buffers.num_slots].receive(slot)
         else:
             assert kind in (PAUSE, RESUME), kind
             self.paused, self.pause_number = kind == PAUSE, indices[0]

@@ -474,10 +474,6 @@ class SharedBuffers:
         """Return the rollout worker that owns a slot."""
         return slot % self.num_slots // self.slots_per_worker
 
-    def policy_of_slot(self, slot: int) -> int:
-        """Return the policy to which a slot belongs."""
-        return slot // self.num_slots
-
     def count_sampled(self, policy: int, rows: slice = slice(None)) -> Tensor:
         """Count env_steps, and decisions of a policy, sampled so far; in the last row are those sampled elsewhere."""
         return torch.stack([self.env_steps[rows].sum(), self.policy_steps[rows, policy].sum()])

@@ -18,7 +18,7 @@ from runtime.utils import UserError
 from shared_buffers import SharedBuffers, Spec
 
 
-@settings()
+@settings(normalize_returns=False)
 class ReplaySettings(Config):
     """The settings of a replay beside those of every algorithm."""
 
@@ -34,10 +34,11 @@ class ReplaySettings(Config):
     replay_alpha: float = option(0.6, "replay", "exponent of the priorities; 0: all alike", bounds=FRACTION)
     replay_beta: float = option(0.4, "replay", "exponent of the importance weights", bounds=FRACTION)
     n_step: int = option(3, "replay", "rewards in a return before a value stands for the rest", bounds=POSITIVE)
-    normalize_returns: bool = option(False, "learner", "not used: values are learned in units of the rewards")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.lr_schedule == "kl_adaptive":
+            raise UserError(f"--algo={self.algo} has no KL that --lr_schedule=kl_adaptive could follow; use constant")
         for name, needed in self.unused.items():
             if getattr(self, name) != needed:
                 raise UserError(f"--algo={self.algo} has no use for --{name}={getattr(self, name)}; leave it at "

@@ -261,7 +261,8 @@ def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
 def prepare_run_dir(run_dir: Path, settings: Mapping[str, Any]) -> contextlib.ExitStack:
     """Make a run's folder, as its settings say; return its lock, which is to be closed.
 
-    Raises `UserError` when another process trains in it or it holds other things, `OSError` when it cannot be written.
+    Raises `UserError` when another process trains in it or, where nothing is resumed, it holds other things; `OSError`
+    when it cannot be written.
     """
     if run_dir.exists():
         lock_folder(run_dir).close()  # never take a folder away from a running process

@@ -20,7 +20,7 @@ from torch import Tensor
 from config import tunable
 from evaluate import Policy, check_policy
 from runtime import checkpoint
-from runtime.utils import STOP_SIGNAL, UserError, nearest, reference
+from runtime.utils import STOP_SIGNAL, UserError, nearest, reference, this_rank
 from services.saving import Saving
 from shared_buffers import CONFIGURE, LOAD
 
@@ -142,7 +142,7 @@ def save(self: Any, path: str | os.PathLike | None = None, policy: int = 0) -> N
         raise UserError("save() needs a Saving of services/saving.py among the services")
     saving.save_all()
     saving.check_saved()
-    if path is not None:
+    if path is not None and this_rank().rank == 0:  # the others have no checkpoints
         _, state, _ = checkpoint.load_newest(self.cfg.run_dir, policy)
         try:
             checkpoint.save_checkpoint(state, Path(path))
@@ -182,7 +182,7 @@ def set_parameters(self: Any, parameters: str | os.PathLike | Parameters | Mappi
 
 
 def load_parameters(self: Any, path: str | os.PathLike, policy: int | None = None) -> None:
-    """Take parameters and optimizer from a checkpoint of one policy, or from the newest ones of a run.
+    """Take parameters and optimizer from a checkpoint of one policy, or from a run's newest, of `policy` or of each.
 
     The best one of an evaluator holds no optimizer; then that stays as it is.
     """
@@ -200,7 +200,8 @@ def read_states(trainer: Any, path: Path, policy: int | None = None) -> dict[int
     """Read the checkpoint of a file, or those of a run. Raises `UserError` where they are of other spaces."""
     cfg, info = trainer.cfg, trainer.buffers.info
     if path.is_dir():
-        states = {policy: checkpoint.load_newest(path, policy)[1] for policy in range(cfg.num_policies)}
+        wanted = range(cfg.num_policies) if policy is None else [policy]
+        states = {number: checkpoint.load_newest(path, number)[1] for number in wanted}
     else:
         try:
             state = checkpoint.load_checkpoint(path)
@@ -208,7 +209,7 @@ def read_states(trainer: Any, path: Path, policy: int | None = None) -> dict[int
             raise UserError(f"{error}; of a state dict that torch.save has written give torch.load(path)") from None
         states = of_one(trainer, state) if policy is None else {policy: state}
     if None in states.values():
-        raise UserError(f"{path} holds no checkpoint of each of the {cfg.num_policies} policies")
+        raise UserError(f"{path} holds no checkpoint of each of the policies {list(states)}")
     for number, state in states.items():
         kind = info.kinds[trainer.buffers.policies[check_policy(number, cfg)].kind]
         leaves = kind.as_trained(state, path)

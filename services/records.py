@@ -4,7 +4,7 @@ In serial mode a row is due after each dataset instead of every few seconds, so 
 same rows. What cannot be written, since the disk is full or the folder is gone, is lost, which is told once.
 
     metrics.jsonl   one JSON object per report: a row
-    summary.json    the last row and totals; replaced atomically at each report
+    summary.json    totals, and the figures of each policy; replaced atomically at each report
     episodes.json   the last episodes of each policy, beside a checkpoint
     trace.json      with --trace_sec: what each process did in the last seconds (`tools/timeline.py` draws it)
 

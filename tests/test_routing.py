@@ -92,7 +92,7 @@ class Learner:
     def receive(self, kind: int, *slots: int) -> None:
         assert kind == SLOTS
         for slot in slots:
-            assert self.buffers.policy_of_slot(slot) == self.policy
+            assert slot // self.buffers.num_slots == self.policy
             tensors = self.copy(slot)
             for tensor in self.storage.values():
                 tensor[slot].fill_(GARBAGE)  # what a slot held must never be seen again

@@ -186,6 +186,8 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     *(("CartPole-v1", flags, named) for flags, named in (
         ("--num_worker=2", "--num_workers"), ("--device=cudda", "--device"), ("--train_dir=a_file/runs", "a_file/runs"),
         ("--self_play_past_fraction=0.5", "--self_play_past_fraction"))),
+    ("Pendulum-v1", "--exploration_loss=symmetric_kl", "--exploration_loss"),
+    ("CartPole-v1", "--algo=apex --lr_schedule=kl_adaptive", "--lr_schedule"),
     ("tiny_games:HunterAndPrey", "", "--num_policies=2"),
     *(("tiny_games:HigherWins", f"--num_policies=2 --policy_mapping=tiny_games:{name}", "--policy_mapping")
       for name in ("too_large", "one_too_few", "all_play_first"))])

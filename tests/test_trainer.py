@@ -229,6 +229,9 @@ def test_each_policy_of_a_population_has_its_own(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="there is no policy 2; there are 0 to 1"):
             appo.predict(np.zeros(4), policy=2)
         appo.save(tmp_path / "second.pt", policy=1)
+        appo.set_parameters(dict(zip((1, 0), appo.get_parameters().values(), strict=True)))
+        appo.load(appo.cfg.run_dir, policy=1)
+        assert [appo.predict(np.zeros(4), policy=policy)[0] for policy in range(2)] == [1, 1], "0 keeps what it has"
     assert load(tmp_path / "second.pt", policy=1).predict(np.zeros(4))[0] == 1
 
 

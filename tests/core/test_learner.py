@@ -547,3 +547,4 @@ def test_an_update_of_its_own_takes_the_steps_that_its_loss_would_take() -> None
     ours, theirs = (rig.train() for rig in rigs)
     assert ours == pytest.approx(theirs, rel=1e-4)
     torch.testing.assert_close(*(dict(rig.learner.model.named_parameters()) for rig in rigs))
+    Rig(algo="rig:ByUpdate", precision="bfloat16").train()  # it has no autocast, and computes in float32

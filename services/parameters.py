@@ -131,7 +131,7 @@ def asking(trainer: Any, callback: Callable[[Values], Any] | None,
 
 
 def save(self: Any, path: str | os.PathLike | None = None, policy: int = 0) -> None:
-    """Write a checkpoint of each policy into the run's folder, or one of `policy` to a file.
+    """Write a checkpoint of each policy into the run's folder, and one of `policy` to a file; of ranks the first does.
 
     Raises `ComponentError` or `UserError` when it cannot be written.
     """

@@ -67,7 +67,7 @@ def test_chain(rows_of: Callable[..., Rows]) -> None:
 
 def test_a_late_policy_acts_with_the_weights_of_so_many_sgd_steps_ago() -> None:
     algorithm = LatePolicy(make_config({"algo": "docs.experiments.late_policy:LatePolicy", "late": 2},
-                                       {"serial_mode": True}))
+                                       {"serial_mode": True, "async_rl": False}))
     spaces = {"obs": gym.spaces.Box(-1, 1, (3,))}, gym.spaces.Discrete(2)
     learned, acting = algorithm.make_model(*spaces), algorithm.make_model(*spaces)
     KEPT.clear()

@@ -1,6 +1,7 @@
 """An APPO whose policy acts with the weights of some SGD steps ago: what does a policy lag cost in any task?
 
-    python train.py --env PongNoFrameskip-v4 --serial_mode --algo docs.experiments.late_policy:LatePolicy --late 8
+    python train.py --env PongNoFrameskip-v4 --serial_mode --async_rl=False \
+        --algo docs.experiments.late_policy:LatePolicy --late 8
     python -m tools.study docs/studies/policy_lag.toml FOLDER
 
 In one process, in turns, so that the lag is what it is set to; the records' `policy_lag_mean` does not know of it.
@@ -27,7 +28,7 @@ class LatePolicy(appo.AsyncPPO):
     Settings = Settings
 
     def __init__(self, cfg, role=""):
-        assert cfg.serial_mode, "a policy that is held late lives in the learner's process; add --serial_mode"
+        assert cfg.serial_mode and not cfg.async_rl, "a lag is held in one process; add --serial_mode --async_rl=False"
         super().__init__(cfg, role)
 
     def after_sgd_step(self, model, sgd_steps):

@@ -195,7 +195,7 @@ def summarize(records: Records) -> Figures:
     trainer, policies = records.trainer, records.policies
     return {
         "env": trainer.cfg.env, **describe_totals(trainer, trainer.totals(), records.before),
-        "sgd_steps": sum(policy.latest["sgd_steps"] for policy in policies),
+        "sgd_steps": sum(trainer.versions),
         "mean_return": [policy.mean_return for policy in policies],
         "best_score": finite(trainer.buffers.best_score.tolist()),
         "reached_return": finite(policy.reached for policy in policies),

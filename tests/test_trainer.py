@@ -146,11 +146,10 @@ def test_what_was_acted_with_other_parameters_is_not_learned_from(tmp_path: Path
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
         appo.train(8 * NUM_ENVS)  # half of each trajectory
         appo.set_parameters(appo.get_parameters())
-        done = appo.train(8 * NUM_ENVS)
-        assert done["valid_fraction"] < 0.6
+        assert appo.train(8 * NUM_ENVS)["valid_fraction"] < 0.6
 
 
-def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path) -> None:
+def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SERIAL) as appo:
         appo.train(600)
         appo.save(tmp_path / "early.pt")
@@ -165,6 +164,9 @@ def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path) -> No
         assert second["env_steps"] == appo.env_steps > first["env_steps"], "counters go on"
         appo.set_parameters(appo.cfg.run_dir)
         assert not list(tmp_path.rglob("given.pt"))
+        monkeypatch.setenv("RANK", "1")
+        appo.save(tmp_path / "other.pt")
+        assert not (tmp_path / "other.pt").exists(), "of ranks the first one writes"
 
 
 @pytest.mark.parametrize("many", [
@@ -195,10 +197,8 @@ def test_several_learners_take_parameters_over_together(tmp_path: Path, make: ty
         system.set_parameters(given)
         assert all((tensor == 0.125).all() for tensor in system.get_parameters()[0].values())
         assert system.train(300)["sgd_steps"] > 0
-        moved = system.get_parameters()[0]
-        near = [name for name in given if name.endswith("weight") and not (moved[name] == 0.125).all()]
-        assert near
-        assert all((moved[name] - 0.125).abs().max() < 0.1 for name in near), "learning goes on from there"
+        moved = [(each - 0.125).abs().max() for name, each in system.get_parameters()[0].items() if "weight" in name]
+        assert 0 < max(moved) < 0.1, "learning goes on from there"
 
 
 @pytest.mark.parametrize("change", [

@@ -60,7 +60,7 @@ def option(default: Any, group: str, help_text: str, bounds: Bounds | Sequence[s
     Args:
         default: its default; a callable one (the number of cores) is called when the configuration is made.
         bounds: what it may be: `Bounds`, or a few words.
-        tune: the range in which population-based training may change it.
+        tune: the range in which population-based training may change a float.
     """
     choices, bounds = (None, bounds) if isinstance(bounds, Bounds) else (bounds, None)
     metadata = {"group": group, "help": help_text, "choices": choices, "bounds": bounds, "tune": tune}

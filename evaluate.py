@@ -158,8 +158,8 @@ class Policy:
             obs = [obs]
         if isinstance(obs, list):
             obs = concatenate(space, obs, create_empty_array(space, len(obs)))
-        masks = [action_mask] if is_one else action_mask
-        leaves = self.kind.flatten(obs, () if masks is None else masks)
+        masks = [action_mask] if is_one else () if action_mask is None else list(action_mask)
+        leaves = self.kind.flatten(obs, masks)
         num_obs = len(next(iter(leaves.values())))
         states = torch.as_tensor(0.0 if state is None else state).expand(num_obs, self.state_size)
         new_episode = np.full(num_obs, episode_start, bool)
@@ -369,7 +369,8 @@ def main(argv: list[str]) -> None:
     num_envs = 1 if render_mode else min(args.episodes, MAX_ENVS)
     env = make_vector_env(loaded.cfg, num_envs, render_mode)
     players = cast(env, assign_kinds(loaded.cfg, env), args.policy,
-                   lambda number: loaded if number == args.policy else load_policy(args, number, "best"))
+                   lambda number: loaded if number == args.policy else load_policy(
+                       args, number, "latest" if args.checkpoint == "latest" else "best"))
     for player in players:
         print(f"playing {player.policy.source}")
     steps = play(env, players, args.episodes, args.seed)

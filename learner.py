@@ -69,8 +69,8 @@ class Learner:
         self.report = report
         self.is_first = learner == 0
         self.algorithm: Algorithm = algorithm_class(cfg.algo)(cfg, cfg.learners[learner])
-        if this_rank().world_size > 1 and (cfg.roles or self.algorithm.update is not None):
-            raise UserError(f"--algo={cfg.algo} cannot be used with several ranks: it takes its SGD steps itself")
+        if this_rank().world_size > 1 and (cfg.roles or self.algorithm.update):
+            raise UserError(f"--algo={cfg.algo} cannot be used with several ranks")
         own, spaces = buffers.policies[policy], buffers.spaces_of(policy)
         self.weights, self.commands = own.weights, own.commands[learner]
         self.model = self.algorithm.make_model(*spaces).to(device)

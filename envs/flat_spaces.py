@@ -250,7 +250,7 @@ class AgentKind:
         """Convert a batch of observations in the form of the environment; masks: those of the infos, or None."""
         flat = flatten_obs(self.space, self.obs_space, obs)
         if ACTION_MASK in self.obs_space:
-            flat[ACTION_MASK] = self.join_masks(flat.get(ACTION_MASK, masks))
+            flat[ACTION_MASK] = self.join_masks(flat.get(ACTION_MASK, masks or [None] * len(next(iter(flat.values())))))
         elif any(mask is not None for mask in masks):
             raise UserError(f"info['{ACTION_MASK}'] comes from step() but not from reset(); give it in both")
         return flat

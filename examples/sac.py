@@ -13,15 +13,13 @@ instead of a `loss`. The same from the command line:
 import torch
 from torch import nn
 
-from algorithms.pql import QNetwork, smaller
+from algorithms.pql import COMMON, QNetwork, smaller
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, frozen_copy
 from config import FRACTION, option, settings
 from envs.flat_spaces import num_columns
 from model import ActorCritic
 from normalizers import expanded_space
 from trainer import Trainer
-
-COMMON = {"num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}  # of every family
 
 
 @settings(squash_actions=True, adaptive_stddev=True, replay_alpha=0.0, n_step=1, replay_size=300_000,

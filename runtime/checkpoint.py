@@ -36,7 +36,7 @@ NAME = re.compile(r"(checkpoint|milestone)_\d{9,}_\d{11,}\.pt")
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Give a file to write to that takes this name when it is whole and on the disk, and else leaves nothing."""
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as file:  # never through a link of this name
@@ -269,7 +269,7 @@ def prepare_run_dir(run_dir: Path, settings: Mapping[str, Any]) -> contextlib.Ex
         metrics, resumes = run_dir / "metrics.jsonl", settings["restart_behavior"] == "resume"
         if resumes and not holds_run(run_dir) and metrics.is_file() and metrics.stat().st_size > 0:
             say(f"nothing to resume in {run_dir}, which is called {lay_aside(run_dir).name} now")
-        elif not resumes and not (run_dir / "config.json").exists():
+        elif not (resumes or holds_run(run_dir) or (run_dir / "config.json").exists()):
             raise UserError(f"{run_dir} holds no run; move it away or use another --experiment")
         elif settings["restart_behavior"] == "overwrite":
             shutil.rmtree(run_dir)

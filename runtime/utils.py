@@ -391,6 +391,6 @@ def say(text: str, end: str = "\n") -> None:
 def show_progress(line: str) -> bool:
     """Show how far the training has come; return whether the line is open: a terminal's takes the place of the last."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    width = os.get_terminal_size().columns - 1 if is_terminal else 0
+    width = (os.get_terminal_size().columns or 80) - 1 if is_terminal else 0
     say(f"\r{line[:width]:{width}}" if is_terminal else line, end="" if is_terminal else "\n")
     return is_terminal

@@ -236,17 +236,15 @@ def hand_over(trainer: Any, states: Mapping[int, Values], *, optimizer: bool) ->
             raise UserError(f"the parameters of policy {policy} do not fit: {error}") from error
         given[path] = {"algo": cfg.algo, "sgd_steps": 0, "env_steps": 0, "model": model.state_dict(),
                        "optimizer": state.get("optimizer") if optimizer else None}
-    try:
-        with checkpoint.refusing_files(cfg.train_dir):
-            for path, state in given.items():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.save_checkpoint(state, path)
-        for policy in states:
-            trainer.commands.send(policy, LOAD, policy)
-        trainer.wait_for_answers(LOAD, "take the parameters over")
-    finally:
-        for path in given:
-            path.unlink(missing_ok=True)
+    with checkpoint.refusing_files(cfg.train_dir):
+        for path, state in given.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            checkpoint.save_checkpoint(state, path)
+    for policy in states:
+        trainer.commands.send(policy, LOAD, policy)
+    trainer.wait_for_answers(LOAD, "take the parameters over")
+    for path in given:  # who is interrupted before leaves it to learners that read it later
+        path.unlink()
 
 
 def predict(self: Any, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False,

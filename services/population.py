@@ -96,7 +96,7 @@ class Population(Service):
         """Decide what happens to the policies that are due, and set it going.
 
         Args:
-            objectives: the mean objective of each policy, None before its first episode.
+            objectives: the mean objective of each policy, None before it has enough episodes.
             steps: the decisions of all agents of each policy so far.
 
         While a policy waits for its donor nothing else is decided, so that the donor's file is what was decided upon.

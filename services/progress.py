@@ -95,7 +95,7 @@ class PolicyProgress:
 
     def is_good_enough(self, cfg: Config) -> bool:
         """Return whether its last evaluation, or else a full window of episodes, has reached `stop_at_return`."""
-        if self.reached < cfg.stop_at_return < math.inf:
+        if self.reached < cfg.stop_at_return:
             of_window = self.mean_return if len(self.returns) == RETURN_WINDOW else -math.inf
             self.reached = self.last_evaluation.get("eval_return", -math.inf) if cfg.eval_every_env_steps else of_window
         return self.reached >= cfg.stop_at_return

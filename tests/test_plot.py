@@ -71,7 +71,7 @@ def test_the_objective_and_all_that_has_changed_in_a_population_are_drawn(
 
 def test_what_holds_nothing_to_draw_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     run, output = str(make_run(tmp_path / "run", 5)), str(tmp_path / "curve.png")
-    for argv in ([str(tmp_path), output], [run, output, "--key", "mean_retrun"], ["--population", run]):
+    for argv in ([str(tmp_path), output], [run, output, "--key", "mean_retrun"], ["--population", run], [run]):
         assert plot.main(argv) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "holds no " in line
+        assert "holds no " in line or "is a folder; name the picture last" in line

@@ -9,7 +9,6 @@ environment they change seats. Whose agents have the higher mean return has won.
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> None:
     for number in range(1, first.cfg.num_policies):
         entries[f"policy_{number:02}"] = load_policy(args, number, args.checkpoint)
     for name in args.against:
-        entries["/".join(Path(name).parts[-2:])] = load_policy(args, 0, name)
+        entries[name] = load_policy(args, 0, name)
     env = make_vector_env(first.cfg, min(args.episodes, MAX_ENVS))
     if len(env.agents) < 2 or len(env.kinds) > 1:
         raise UserError(f"a tournament needs an environment of several agents with the same spaces, not {env.name}")

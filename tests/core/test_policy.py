@@ -55,6 +55,7 @@ def test_every_observation_and_action_goes_alone_and_in_batches(name: str) -> No
     for batch in (seen, concatenate(space, seen, create_empty_array(space, len(seen)))):
         actions, _ = policy.predict(batch, deterministic=True, action_mask=masks)
         np.testing.assert_allclose(as_numbers(actions), as_numbers(wanted), rtol=1e-5)
+        policy.predict(batch)  # without masks all is allowed
 
 
 @pytest.mark.parametrize("rnn_type", ["gru", "lstm"])

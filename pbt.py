@@ -100,7 +100,7 @@ def draw_snapshots(num_snapshots: Sequence[int], fraction: float, rng: Generator
     Returns the number of the snapshot for each agent, -1 for the current policy.
     """
     snapshots = [-1] * len(num_snapshots)
-    if not fraction:
+    if not fraction or len(num_snapshots) < 2:
         return snapshots
     learns = int(rng.integers(len(num_snapshots)))
     for agent, available in enumerate(num_snapshots):

@@ -250,7 +250,7 @@ class AgentKind:
         """Convert a batch of observations in the form of the environment; masks: those of the infos, or None."""
         flat = flatten_obs(self.space, self.obs_space, obs)
         if ACTION_MASK in self.obs_space:
-            flat[ACTION_MASK] = self.join_masks(flat.get(ACTION_MASK, masks or [None] * len(next(iter(flat.values())))))
+            flat[ACTION_MASK] = self.join_masks(flat.get(ACTION_MASK, masks), len(next(iter(flat.values()))))
         elif any(mask is not None for mask in masks):
             raise UserError(f"info['{ACTION_MASK}'] comes from step() but not from reset(); give it in both")
         return flat
@@ -259,9 +259,9 @@ class AgentKind:
         """Convert rows of numbers into a batch of actions in the form of the environment."""
         return unflatten_actions(self.action_space, rows, squash=self._squash)
 
-    def join_masks(self, given: Sequence[Any]) -> np.ndarray:
-        """Return action masks as [len(given), bits] bool; None allows everything."""
-        masks = np.ones((len(given), sum(self._num_options)), bool)
+    def join_masks(self, given: Sequence[Any], count: int) -> np.ndarray:
+        """Return action masks as [count, bits] bool; None allows everything, and so does one that is not given."""
+        masks = np.ones((count, sum(self._num_options)), bool)
         for i, mask in enumerate(given):
             if mask is not None:
                 masks[i] = flatten_mask(mask)

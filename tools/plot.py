@@ -120,10 +120,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--population", action="store_true", help="draw RUN/population.png; RUN is the only path")
     args = parser.parse_args(argv)
     *run_dirs, output = args.paths
-    if output.is_dir() and not args.population:
-        raise UserError(f"{output} is a folder; name the picture last, for example curve.png")
     if args.population:
         output = draw_population(output)
+    elif output.is_dir():
+        raise UserError(f"{output} is a folder; name the picture last, for example curve.png")
     else:
         draw(run_dirs, output, args.goal, args.key)
     print(output)

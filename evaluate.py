@@ -158,8 +158,8 @@ class Policy:
             obs = [obs]
         if isinstance(obs, list):
             obs = concatenate(space, obs, create_empty_array(space, len(obs)))
-        masks = [action_mask] if is_one else () if action_mask is None else action_mask
-        leaves = self.kind.flatten(obs, masks)
+        masks = [action_mask] if is_one else action_mask
+        leaves = self.kind.flatten(obs, () if masks is None else masks)
         num_obs = len(next(iter(leaves.values())))
         states = torch.as_tensor(0.0 if state is None else state).expand(num_obs, self.state_size)
         new_episode = np.full(num_obs, episode_start, bool)

@@ -109,10 +109,10 @@ class Run:
         return bool(condition())
 
     def learns(self) -> bool:
-        """Wait until it has learned more than it has now; return whether it has."""
-        self.until(self.summary)  # of this start
-        before = self.summary().get("sgd_steps", 0)
-        return self.until(lambda: self.summary().get("sgd_steps", 0) > before)
+        """Wait until it has learned more, twice: the first may be what was not reported yet; return whether it has."""
+        for before in (self.summary().get("sgd_steps", 0) for _ in range(2)):
+            grew = self.until(lambda before=before: self.summary().get("sgd_steps", 0) > before)
+        return grew
 
     def blamed(self, begin: int = 0) -> set[str]:
         """Return the components that were replaced, by what the log says from there on."""

@@ -315,20 +315,15 @@ def defaults(env_id: str, given: Values, machine: Machine | None = None) -> Valu
 
     machine: None is this one. Raises `UserError` for an unknown environment, and for given values that are impossible.
     """
-    algo = given.get("algo", Config.algo)
-    settings = algorithm_class(algo).Settings
-    check_values(settings, given)
+    algorithm = algorithm_class(given.get("algo", Config.algo))
+    check_values(algorithm.Settings, given)
     kind = family(env_id)
-    usual = {name: getattr(settings, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")}
-    return automatic(machine or this_machine(given.get("device", "auto")), usual | family_profile(kind, algo), given,
-                     num_roles=len(settings.roles), large_observations=FAMILIES[kind].large_observations)
-
-
-def family_profile(kind: str, algo: str) -> Values:
-    """Join the settings of a family of environments and those of an algorithm for it."""
-    of_env, of_algorithm = FAMILIES[kind].profile, algorithm_class(algo).profiles.get(kind, {})
-    without_gpu = of_env.get("without_gpu", {}) | of_algorithm.get("without_gpu", {})
-    return {**of_env, **of_algorithm, "without_gpu": without_gpu}
+    usual = {name: getattr(algorithm.Settings, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")}
+    of_env, of_algorithm = FAMILIES[kind].profile, algorithm.profiles.get(kind, {})
+    without_gpu = {"without_gpu": of_env.get("without_gpu", {}) | of_algorithm.get("without_gpu", {})}
+    return automatic(machine or this_machine(given.get("device", "auto")),
+                     usual | of_env | of_algorithm | without_gpu, given,
+                     num_roles=len(algorithm.Settings.roles), large_observations=FAMILIES[kind].large_observations)
 
 
 # ---- going on with a run -----------------------------------------------------------------------------------------

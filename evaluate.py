@@ -396,8 +396,7 @@ def make_arguments() -> OneLineParser:
 
 def arguments_of_a_run(description: str) -> OneLineParser:
     """Make the flags that say which run plays, and how."""
-    parser = OneLineParser(description=description, allow_abbrev=False,
-                           formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="", help="environment id [that of the run, with --experiment]")
     parser.add_argument("--train_dir", default="train_dir", metavar="FOLDER", help="folder of all runs [train_dir]")
     parser.add_argument("--experiment", default="", help="name of the run's folder; empty: the environment id")

@@ -36,8 +36,6 @@ from runtime.machine import choose_device, choose_niceness
 from runtime.processes import START_SEC, Component, OneProcess, Processes, Service, call_in_child, start_server
 from runtime.utils import STOP_SIGNAL, ComponentError, UserError, left_alone, remember, take_share_of_cores, this_rank
 from services import parameters
-from services.evaluation import Evaluation
-from services.population import Population
 from services.records import Records
 from services.recovery import Recovery
 from services.saving import Saving, describe_resume, find_policy, restore
@@ -50,9 +48,16 @@ STOP_GRACE_SEC = 5.0  # a component that was told to stop may take so long befor
 
 def default_services(cfg: Config) -> list[Service]:
     """Return the services of a run; each hears a report after those before it."""
-    wanted = {Evaluation: cfg.eval_every_env_steps > 0, Records: True, Population: cfg.with_pbt, Saving: True,
-              Recovery: not cfg.serial_mode}
-    return [service() for service, is_wanted in wanted.items() if is_wanted]
+    kinds = [Records, Saving] if cfg.serial_mode else [Records, Saving, Recovery]
+    if cfg.with_pbt:
+        from services.population import Population
+
+        kinds.insert(1, Population)
+    if cfg.eval_every_env_steps > 0:
+        from services.evaluation import Evaluation
+
+        kinds.insert(0, Evaluation)
+    return [kind() for kind in kinds]
 
 
 class Trainer:

@@ -19,6 +19,9 @@ EPILOG = ("In brackets: what a new run gets. An environment, an algorithm and a 
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser that refuses bad input with one line, naming the nearest known flag."""
 
+    def __init__(self, **more: Any) -> None:
+        super().__init__(allow_abbrev=False, **more)
+
     def error(self, message: str) -> typing.NoReturn:
         raise UserError(message.replace("argument ", "", 1))
 
@@ -39,7 +42,7 @@ def make_parser(settings: type, description: str, values: Mapping[str, Any] | No
     what was given.
     """
     parser = OneLineParser(
-        description=description, epilog=EPILOG, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+        description=description, epilog=EPILOG, argument_default=argparse.SUPPRESS,
         usage="%(prog)s --env ID [--setting VALUE ...]")
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(settings):

@@ -13,7 +13,7 @@ class Evaluation(Service):
     """Asks for an evaluation every `eval_every_env_steps`, and for one of the last weights."""
 
     is_under_way = False
-    next = 0  # env_steps
+    last = 0  # env_steps when one was asked for, or when the call of train() began
 
     def components(self) -> list[Component]:
         """Return the evaluator."""
@@ -26,29 +26,24 @@ class Evaluation(Service):
         """Follow what the evaluator does; score the last weights of a call of train()."""
         match report:
             case ("begun",):
-                self.wait_a_period()
+                self.last = self.trainer.env_steps
             case ("evaluated", policy, _):  # they take turns
                 self.is_under_way = policy < self.trainer.cfg.num_policies - 1
             case ("replaced", indices) if len(self.trainer.components) - 1 in indices and self.is_under_way:
-                self.is_under_way, self.next = False, min(self.next, self.trainer.env_steps)
+                self.ask()
             case ("ended",):
                 self.score_last()
 
     def tick(self) -> None:
         """Ask for an evaluation when one is due and none is under way."""
-        if self.trainer.commands.are_told_to_sample() and not self.is_under_way and self.trainer.env_steps >= self.next:
+        period, is_sampling = self.trainer.cfg.eval_every_env_steps, self.trainer.commands.are_told_to_sample()
+        if is_sampling and not self.is_under_way and self.trainer.env_steps // period > self.last // period:
             self.ask()
 
     def ask(self) -> None:
         """Ask for an evaluation."""
-        self.is_under_way = True
-        self.wait_a_period()
+        self.is_under_way, self.last = True, self.trainer.env_steps
         self.trainer.buffers.evaluations.put((EVALUATE, *range(self.trainer.cfg.num_policies)))
-
-    def wait_a_period(self) -> None:
-        """Wait for the end of a period."""
-        period = self.trainer.cfg.eval_every_env_steps
-        self.next = (self.trainer.env_steps // period + 1) * period
 
     def score_last(self) -> None:
         """Wait until the weights with which the training ended are scored, unless somebody asks for a stop."""

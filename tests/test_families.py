@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from parts import make_config
 
-from appo import Settings
-from config import Config, defaults, family_profile
+from config import Config, defaults
 from envs import families
 from envs.families import make_vector_env
 from envs.flat_spaces import hash_words, num_columns
@@ -101,9 +100,8 @@ def test_trains(example: Example, tmp_path: Path) -> None:
         appo.train(100)
     summary = json.loads((appo.cfg.run_dir / "summary.json").read_text())
     assert summary["sgd_steps"] > 0
-    profile = family_profile(example.family, "appo")
+    profile = defaults(example.env, {"device": "cpu"})
     assert summary["env_frames"] == summary["env_steps"] * profile.get("env_frameskip", 1)
-    assert appo.cfg.learning_rate == profile.get("learning_rate", Settings.learning_rate)
 
 
 # ---- rendering -------------------------------------------------------------------------------------------------------

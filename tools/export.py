@@ -44,8 +44,7 @@ BATCH = "batch"  # the name of their axis
 @exit_status
 def main(argv: list[str]) -> None:
     """Write the file and say what is in it."""
-    parser = OneLineParser(description=__doc__, allow_abbrev=False,
-                           formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run's folder, of which the policy plays that evaluate.py would, or a checkpoint")
     parser.add_argument("file", type=Path, help="file to write, .onnx or .pt2 (torch.export)")
     parser.add_argument("--policy", type=int, default=0, help="which policy of a population [0]")

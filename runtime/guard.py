@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 RUN, COMPONENT = "STARTED_BY_RUN", "STARTED_BY_COMPONENT"  # in the environment of what these processes have started
+SHM = Path("/dev/shm")  # where Linux keeps shared memory
 
 
 def started_by(kind: str, processes: set[int]) -> set[int]:
@@ -46,9 +47,10 @@ def kill_with_programs(processes: set[int]) -> None:
 
 
 def segments_of(processes: set[int]) -> set[str]:
-    """Return the files of shared memory that processes have mapped."""
+    """Return the files of shared memory that processes have mapped, and those that CUDA has named after them."""
     found: set[str] = set()
     for process in processes:
+        found.update(map(str, SHM.glob(f"cuda.shm.*.{process:x}.*")))
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             found.update(re.findall(r"/dev/shm/\S+$", Path(f"/proc/{process}/maps").read_text(), re.MULTILINE))
     return found
@@ -85,4 +87,4 @@ if __name__ == "__main__" and os.fork() == 0:  # the run does not wait for its g
     while left := started_by(RUN, {run}):
         kill_with_programs(left)
         time.sleep(0.05)
-    subprocess.run(["rm", "-rf", "--", *paths, *Path("/dev/shm").glob(f"torch_{run}_*")], check=False)
+    subprocess.run(["rm", "-rf", "--", *paths, *segments_of({run}), *SHM.glob(f"torch_{run}_*")], check=False)

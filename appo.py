@@ -50,7 +50,7 @@ class Settings(Config):
 PROFILES: dict[str, dict[str, Any]] = {
     "atari": {
         "batch_size": 1024, "learning_rate": 3e-4, "normalize_returns": False, "value_loss_coeff": 1.0,
-        "without_gpu": {"batch_size": 512, "nonlinearity": "silu", "policy_init_gain": 1.41}},
+        "nonlinearity": "silu", "policy_init_gain": 1.41, "without_gpu": {"batch_size": 512}},
     "classic_control": {"rollout": 32, "batch_size": 256, "kl_loss_coeff": 1.0, "exploration_loss_coeff": 0.0},
     "box2d": {"gamma": 0.995, "gae_lambda": 0.97, "exploration_loss_coeff": 0.005},
     "mujoco": {"batch_size": 1024, "lr_schedule": "linear_decay", "exploration_loss_coeff": 0.0},

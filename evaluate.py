@@ -359,13 +359,13 @@ def main(argv: list[str]) -> None:
     """Play and print the score."""
     args = make_arguments().parse(argv)
     torch.set_num_threads(1)  # several would wait for each other in each small operator
-    seed_all(derive_seed(args.seed, EVALUATION, part=1))
     render_mode = "human" if args.render else None
     if args.record_video:  # an environment may go to another folder
         render_mode, path = "rgb_array", args.record_video.resolve()
         if path.suffix not in (".mp4", ".gif") or not path.parent.is_dir():
             raise UserError(f"--record_video={path} must be FILE.mp4 or FILE.gif in a folder that exists")
     loaded = load_policy(args, args.policy, args.checkpoint)
+    seed_all(derive_seed(args.seed, EVALUATION, part=1))
     num_envs = 1 if render_mode else min(args.episodes, MAX_ENVS)
     env = make_vector_env(loaded.cfg, num_envs, render_mode)
     players = cast(env, assign_kinds(loaded.cfg, env), args.policy,
@@ -411,8 +411,8 @@ def arguments_of_a_run(description: str) -> OneLineParser:
 
 def load_policy(args: argparse.Namespace, policy: int, checkpoint: str) -> Policy:
     """Load a policy of the run. Raises `UserError` when there is none."""
-    if args.episodes < 1:
-        raise UserError("--episodes must be at least 1")
+    if args.episodes < 1 or args.seed < 0:
+        raise UserError("--episodes must be at least 1, and --seed not negative")
     run_dir = checkpoints.run_dir_of(args.train_dir, args.experiment, args.env)
     loaded = load(run_dir, env=args.env, policy=policy, checkpoint=checkpoint, device=args.device,
                   trust_run=args.trust_run)

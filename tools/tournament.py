@@ -30,8 +30,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--against", nargs="+", default=[], metavar="FILE", help="other entries: checkpoints")
     args = parser.parse(argv)
     torch.set_num_threads(1)  # several would wait for each other in each small operator
-    seed_all(derive_seed(args.seed, EVALUATION, part=1))
     first = load_policy(args, 0, args.checkpoint)
+    seed_all(derive_seed(args.seed, EVALUATION, part=1))
     entries = {"policy_00": first}
     for number in range(1, first.cfg.num_policies):
         entries[f"policy_{number:02}"] = load_policy(args, number, args.checkpoint)

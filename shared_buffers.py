@@ -46,7 +46,6 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +57,7 @@ from config import Config, tunable
 from envs.flat_spaces import dtype_of, num_columns
 from envs.vector_env import EnvInfo
 from pbt import flatten_shaping
+from runtime.guard import SHM
 from runtime.processes import ANYTHING, COUNT, WAITS, make_pipe
 from runtime.several import SharedTraining
 from runtime.utils import UserError
@@ -73,8 +73,6 @@ CURRENT = -1  # the "snapshot" of an agent that plays the newest weights
 WITH_WORKER = 0  # a slot is free, or an agent fills it
 HANDED_IN = 1  # it waits for the learner
 TAKEN = 2  # the learner copies it, or trains on it
-
-SHM = Path("/dev/shm")  # where Linux keeps shared memory; in containers it often has 64 MB
 
 
 # ---- messages ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 RUN, COMPONENT = "STARTED_BY_RUN", "STARTED_BY_COMPONENT"  # in the environment of what these processes have started
-SHM = Path("/dev/shm")  # where Linux keeps shared memory
+SHM = Path("/dev/shm")  # where Linux keeps shared memory; in containers it often has 64 MB
 
 
 def started_by(kind: str, processes: set[int]) -> set[int]:

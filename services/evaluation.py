@@ -36,8 +36,9 @@ class Evaluation(Service):
 
     def tick(self) -> None:
         """Ask for an evaluation when one is due and none is under way."""
-        period, is_sampling = self.trainer.cfg.eval_every_env_steps, self.trainer.commands.are_told_to_sample()
-        if is_sampling and not self.is_under_way and self.trainer.env_steps // period > self.last // period:
+        period = self.trainer.cfg.eval_every_env_steps
+        is_due = self.trainer.env_steps // period > self.last // period
+        if is_due and not self.is_under_way and self.trainer.commands.are_told_to_sample():
             self.ask()
 
     def ask(self) -> None:

@@ -102,6 +102,7 @@ def test_trains(example: Example, tmp_path: Path) -> None:
     assert summary["sgd_steps"] > 0
     profile = defaults(example.env, {"device": "cpu"})
     assert summary["env_frames"] == summary["env_steps"] * profile.get("env_frameskip", 1)
+    assert appo.cfg.learning_rate == profile.get("learning_rate", type(appo.cfg).learning_rate)
 
 
 # ---- rendering -------------------------------------------------------------------------------------------------------

@@ -115,8 +115,7 @@ def test_who_is_killed_leaves_no_shared_memory_but_what_others_use() -> None:
     with shared.open("r+b") as file, mmap.mmap(file.fileno(), 8), subprocess.Popen(
             [sys.executable, "-c", MAPS, own, shared], stdout=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"mapped\n"
-        of_cuda = Path(f"/dev/shm/cuda.shm.0.{child.pid:x}.1")  # as it calls what lies in no map of a process
-        of_cuda.touch()
+        (of_cuda := Path(f"/dev/shm/cuda.shm.0.{child.pid:x}.1")).touch()  # CUDA's, which lies in no map of a process
         guard.kill_with_programs({child.pid})
         left = [path for path in (own, shared, of_cuda) if path.exists()]
     shared.unlink()

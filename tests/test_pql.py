@@ -190,6 +190,6 @@ def test_a_population_of_two_learners_each(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_learns_pendulum(tmp_path: Path) -> None:
     with PQL("Pendulum-v1", train_dir=str(tmp_path), seed=1, eval_every_env_steps=1_000, eval_episodes=10,
-             device="cpu") as system:
+             device="cpu", encoder_mlp_layers=(64, 64)) as system:
         system.train(20_000, should_stop=lambda: system.buffers.best_score[0] > -200)
         assert float(system.buffers.best_score[0]) > -200

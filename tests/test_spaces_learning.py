@@ -73,7 +73,7 @@ def test_random_actions_get_the_chance_level(env: type[gym.Env]) -> None:
     """And observations are of the space; otherwise the tests below would prove little."""
     env, score = env(), 0.0
     env.action_space.seed(0)
-    num_episodes = 12_000 // env.length
+    num_episodes = 6_000 // env.length
     for episode in range(num_episodes):
         obs, _ = env.reset(seed=0 if episode == 0 else None)
         over = False

@@ -170,7 +170,7 @@ def test_a_checkpoint_brings_back_parameters_and_optimizer(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("many", [
-    {"num_workers": 150}, {"num_policies": 32, "eval_every_env_steps": 1000, "eval_episodes": 1}], ids=str)
+    {"num_workers": 150}, {"num_policies": 16, "eval_every_env_steps": 1000, "eval_episodes": 1}], ids=str)
 def test_there_may_be_many_processes(tmp_path: Path, many: dict[str, int]) -> None:
     """More than the 250 descriptors that can be handed to a process at its start."""
     with APPO("CartPole-v1", train_dir=str(tmp_path), **SMALL | {

@@ -27,7 +27,7 @@ SIZES = {"num_workers": 1, "num_envs_per_worker": 4, "rollout": 8, "batch_size":
 GOAL = 200  # env_steps of a run
 FLAGS = " ".join(f"--{name} {value}" for name, value in (SIZES | {"train_for_env_steps": GOAL}).items())
 RESUMED = "python train.py --env PongNoFrameskip-v4"  # the one command that goes on with a run, which README says
-PARALLEL = ("examples.env_with_arguments", "examples.averaged_parameters", "script_README_0")  # with processes
+PARALLEL = ("examples.averaged_parameters", "script_README_0")  # with processes
 # runs a page's module or script as Python does, but with these settings of a system
 SHORT = f"""
 import runpy
@@ -57,14 +57,14 @@ default = ""
 # how a command is made short: what is replaced in it, and by what; all patterns that are found count
 SHORTER = [
     (r" train\.py (?!--help).*$", rf"\g<0> {FLAGS}"),
-    (r"^python train\.py (?!.*--(help|async_rl|trace_sec)).*$", r"\g<0> --serial_mode"),  # others start processes
+    (r"^python train\.py (?!.*(--help|--async_rl|traced)).*$", r"\g<0> --serial_mode"),  # others start processes
     (rf"^{re.escape(RESUMED)} --num_workers.*$", rf"\g<0> --train_for_env_steps {2 * GOAL}"),
     (r"--algo (APEX|PQL) .*$", r"\g<0> --replay_size 1000 --replay_warmup 64 --replay_ratio 1"),
     (r" --self_play.*$", r"\g<0> --self_play_snapshot_every_env_steps 100"),
     (r"(--save_milestones_sec) 60", r"\1 0.1"),
     (r"^python -m tools\.tournament .*--episodes 200 ", r"\g<0>--episodes 2 "),
     (r"^python evaluate\.py .*$", r"\g<0> --episodes 1"),
-    (r"^python -m tools\.benchmark throughput .*$", rf"\g<0> {FLAGS} --seconds 0.3"),
+    (r"^python -m tools\.benchmark throughput .*$", rf"\g<0> {FLAGS} --serial_mode --seconds 0.3"),
     (r"^(python -m tools\.study) docs/studies/pong\.toml ", r"\1 short.toml "),
     (r"^(python -m docs\.experiments\.synchronous) --seconds 20$", r"\1 --seconds 0.1 --num_envs 4"),
     (r"^python -m (docs\.experiments\.\w+)( --seconds )\d+$", r"python short.py \1\g<2>0.1"),

@@ -210,7 +210,7 @@ class Run:
 def test_two_ranks_learn_cartpole_and_end_at_the_same_step_when_stopped(tmp_path: Path) -> None:
     """Ctrl-C reaches torchrun, which passes it on. What is resumed ends with torchrun."""
     run = Run(tmp_path, "--eval_every_env_steps=1_000_000_000", "--eval_episodes=3")
-    run.wait_for_rows(60.0)  # 22 by chance
+    run.wait_for_rows(40.0)  # 22 by chance
     run.torchrun.send_signal(signal.SIGINT)
     output = run.end()
     assert "the ranks are apart" not in output

@@ -369,7 +369,7 @@ def evaluate(model: torch.nn.Module, episodes: list[list[Name]], script: Script,
 def test_each_learner_gets_the_transitions_of_its_episodes(policies: int, policy_workers: int, splits: int,
                                                            agents: int) -> None:
     cfg = make_cfg(num_policies=policies, policy_workers_per_policy=policy_workers, worker_num_splits=splits)
-    run = play(cfg, {"num_agents": agents}, 100)
+    run = play(cfg, {"num_agents": agents}, 60)
     check_routing(run)
     assert all(run.trajectories)
     check_networks(run)
@@ -397,7 +397,7 @@ def test_agents_that_come_and_go(rules: dict[str, Any], kinds: int, rnn: str) ->
     """Rewards go to the last action, hidden states pass over what an agent does not do."""
     cfg = make_cfg(num_policies=4 if kinds == 2 else 3, use_rnn=bool(rnn), rnn_type=rnn or "gru",
                    rnn_num_layers=2 if rnn == "gru" else 1)
-    run = play(cfg, rules | {"num_kinds": kinds}, 80)
+    run = play(cfg, rules | {"num_kinds": kinds}, 50)
     check_routing(run)
     check_networks(run)
 
@@ -417,7 +417,7 @@ MAPPED = {(0, 1, 1), (0, 2, 2)}
     ({"num_policies": 4, "pbt_mix_policies_in_one_env": False}, 2, {(0, 1, 0), (2, 3, 2)})], ids=str)
 def test_who_plays(settings: dict[str, Any], kinds: int, expected: set[tuple[int, ...]]) -> None:
     """One draw for all agents or one for each; those with other spaces have policies of their own; or a mapping."""
-    run = play(make_cfg(**settings), {"num_kinds": kinds}, 200)
+    run = play(make_cfg(**settings), {"num_kinds": kinds}, 120)
     check_routing(run)
     assert {tuple(policies) for episodes in run.draws.values() for policies, _ in episodes} == expected
 
@@ -426,7 +426,7 @@ def test_each_agent_gets_the_reward_shaping_of_its_policy() -> None:
     def prepare(buffers: SharedBuffers, models: list[torch.nn.Module]) -> None:
         buffers.shaping[:] = torch.tensor([[10.0 + policy, 20.0 + policy] for policy in range(3)])
 
-    run = play(make_cfg(num_policies=3, with_pbt=True), {}, 100, prepare)
+    run = play(make_cfg(num_policies=3, with_pbt=True), {}, 60, prepare)
     for number, env in run.envs.items():
         for episode, (policies, _) in enumerate(run.draws[number]):
             assert [env.shapings[agent, episode] for agent in range(3)] == [
@@ -490,7 +490,7 @@ def test_earlier_versions_play_but_nobody_learns_from_them(policies: int, fracti
     cfg = self_play_cfg(fraction, num_policies=policies, policy_workers_per_policy=2)
     rules = rules | {"small_rewards": True, "most_actions": policies * (NUM_SNAPSHOTS + 1) + 1}
     tells = "mask" not in rules.get("naps", "")  # a forbidden action tells nothing
-    run = play(cfg, rules, 80, add_tell_tales if tells else add_snapshots)
+    run = play(cfg, rules, 60, add_tell_tales if tells else add_snapshots)
     for number, env in run.envs.items() if tells else ():
         for (agent, episode, _), action in env.actions.items():
             assert action == tell_tale_action(*run.draw(number, agent, episode))
@@ -506,7 +506,7 @@ def test_earlier_versions_play_but_nobody_learns_from_them(policies: int, fracti
     *((4, RULES["all at once"], fraction, snapshots) for fraction, snapshots in ((0.5, 2), (1.0, 2), (1.0, 0)))])
 def test_few_slots_are_enough_for_many_policies(policies: int, rules: dict[str, Any], fraction: float,
                                                 snapshots: int) -> None:
-    run = play(self_play_cfg(fraction, num_policies=policies), rules, 150,
+    run = play(self_play_cfg(fraction, num_policies=policies), rules, 90,
                lambda buffers, models: add_snapshots(buffers, models, snapshots))
     check_routing(run)
     assert bool(run.reports["matches"]) == (snapshots > 0), "without snapshots all agents learn"
@@ -525,7 +525,7 @@ def test_frozen_agents_keep_their_memory(rules: dict[str, Any]) -> None:
         add_snapshots(buffers, models)
 
     cfg = self_play_cfg(0.5, num_policies=2, core="counting_agents:CountingCore")
-    run = play(cfg, rules | {"most_actions": 12}, 100, count)
+    run = play(cfg, rules | {"most_actions": 12}, 60, count)
     check_routing(run)
     for number, env in run.envs.items():
         for (agent, episode, t), action in env.actions.items():

@@ -75,12 +75,14 @@ class AsyncPPO(Algorithm):
     profiles = PROFILES
 
     def prepare(self, model: nn.Module, data: Data, ask: Callable[..., Outputs]) -> Data:
-        """Compute GAE from the values predicted when acting; only the last one is asked for here."""
+        """Compute GAE from the values predicted when acting; where nobody has acted they are asked for here."""
         cfg = self.cfg
         if cfg.with_vtrace:
             return {}
-        last = ask({name: data[name][:, -1:] for name in data if data[name].shape[1] > cfg.rollout})
-        values = torch.cat([data["values"], model.returns.denormalize(last[1])], 1)
+        values = F.pad(data["values"], (0, 1), value=math.nan)
+        unknown = values.isnan()
+        known = ask({name: column[unknown][:, None] for name, column in data.items() if column.shape[1] > cfg.rollout})
+        values[unknown] = model.returns.denormalize(known[1])[:, 0]
         targets, advantages = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T, cfg.gamma,
                                   cfg.gae_lambda)
         return {"targets": targets.T, "advantages": advantages.T}
@@ -108,7 +110,7 @@ class AsyncPPO(Algorithm):
         moments = moments_of(mean, advantages, targets, returns.denormalize(values.detach()))
         advantages = normalize_advantages(advantages, moments)
         targets = returns.normalize_targets(targets)
-        old_values = returns.normalize(data["values"]) if cfg.ppo_clip_value else values
+        old_values = returns.normalize(mean.masked(data["values"])) if cfg.ppo_clip_value else values
 
         policy_loss = -mean(ppo_objective(ratios, advantages, cfg.ppo_clip_ratio))
         value_loss = mean(clipped_value_error(values, old_values, targets, cfg.ppo_clip_value))

@@ -231,11 +231,11 @@ def play(env: VectorEnv, players: Sequence[Player], num_episodes: int, seed: int
         fresh &= ~step.active
         totals[1] += step.active
         step = env.step(actions)
+        totals[0] += step.rewards
+        totals[2] += np.where(step.terminated | step.truncated, step.objectives, 0.0)
         ended = np.flatnonzero(step.was_reset & (left > 0))
         left[ended] -= 1
         yield [Episode(i, *of_envs[:, i].copy()) for i in ended]
-        totals[0] += step.rewards
-        totals[2] += np.where(step.terminated | step.truncated, step.objectives, 0.0)
         of_envs[:, step.was_reset] = 0.0
         fresh |= np.repeat(step.was_reset, num_agents)
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from config import Config
 from envs.families import make_vector_env
+from envs.flat_spaces import Observation
 from envs.vector_env import Step, VectorEnv
 from pbt import draw_mapped, draw_policies, draw_snapshots, unflatten_shaping
 from runtime.processes import STEPS, Report
@@ -33,6 +34,14 @@ from shared_buffers import CURRENT, HANDED_IN, IDLE, PAUSE, RESUME, SLOTS, SPLIT
 NO_SLOT = -1
 NEW_SEEDS = 1 << 20  # more than a run is started: a worker that takes the place of another plays other episodes
 MAX_IDLE_STEPS = 10_000  # steps in a row in which no agent of a split acts
+NOT_PLAYED = {  # what a row holds that only shows an episode's last observation
+    "rewards": 0.0,
+    "terminated": False,
+    "truncated": False,
+    "valid": False,
+    "values": np.nan,  # who needs them asks when it learns
+    "q_best": np.nan,
+}
 
 
 class RolloutWorker:
@@ -61,6 +70,7 @@ class RolloutWorker:
         self.goal, self.env_steps = buffers.goal.numpy(), buffers.env_steps.numpy()
         self.policy_steps = buffers.policy_steps[worker].numpy()
         self.paused, self.pause_number = True, 0
+        self.is_silent = worker == 0  # what there is to say, one worker says once
         self.generation = int(buffers.generation[worker])
         start = buffers.start + self.generation * NEW_SEEDS
         self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, start, worker))
@@ -155,20 +165,26 @@ class RolloutWorker:
         """
         over = step.terminated | step.truncated
         valid = split.close_rows(step, over)
-        self.env_steps[self.number] += np.count_nonzero(~step.was_reset)
+        self.env_steps[self.number] += np.count_nonzero(~step.was_reset | over[:: split.num_agents])
         self.policy_steps += np.bincount(split.policy[valid & split.learns], minlength=len(self.policy_steps))
         ended = over & split.learns & (split.episode_length > 0)  # else the agent never acted
         if np.count_nonzero(ended):
             columns = split.policy, split.episode_return, split.episode_length, step.objectives
             episodes = zip(*[column[ended].tolist() for column in columns], strict=True)
             self.report(("episodes", list(episodes)))
-        for env in step.was_reset.nonzero()[0].tolist():
-            own = slice(env * split.num_agents, (env + 1) * split.num_agents)
-            if self.cfg.num_policies > 1 or self.cfg.self_play_past_fraction:
-                self.draw(split, env, own)
-            split.fresh[own] = True
-            split.episode_return[own] = split.episode_length[own] = 0
+        if self.cfg.num_policies > 1 or self.cfg.self_play_past_fraction:
+            for env in step.was_reset.nonzero()[0].tolist():
+                self.draw(split, env, slice(env * split.num_agents, (env + 1) * split.num_agents))
+        begins = np.repeat(step.was_reset, split.num_agents)
+        split.fresh[begins] = True
+        split.episode_return[begins] = split.episode_length[begins] = 0
         split.open_rows(step)
+        if step.last is not None:
+            split.insert_last(step.last, over)
+            if not step.last and step.truncated.any() and self.is_silent:
+                self.is_silent = False
+                self.report(("log", f"{self.cfg.env} gives no final_obs: where time ends an episode, the value of the "
+                             "observation before the last one stands for what would follow", True))
         self.finish_trajectories(split)
 
     # ---- slots ---------------------------------------------------------------------------------------------------
@@ -332,7 +348,7 @@ class Split:
         self.closing = self.open & (step.active | over | self.final)  # row t ends
         valid = self.closing & ~self.final
         self.open &= ~(self.closing & self.final)  # now they are gone
-        self.final = over & self.closing  # not of an agent that never acted: it has no row
+        self.final = over & self.closing & ~step.active  # not of an agent that never acted: it has no row
         self.fresh &= ~self.closing
         for _, rows, agents, _, at in self.by_kind(self.closing):
             rows["rewards"][at] = self.rewards[agents]
@@ -358,6 +374,23 @@ class Split:
             for name, value in self.latest.obs[k].items():
                 rows[f"obs/{name}"][at] = value[places]
             rows["new_episode"][at] = self.fresh[agents]
+
+    def insert_last(self, last: Observation, over: np.ndarray) -> None:
+        """Put the last observations of episodes, or {}, before the first ones of the next, where these came with them.
+
+        They get rows of their own, which are no decisions, as if the environments were reset in a step of its own.
+        """
+        rows, slots, t = self.rows[0], self.slots[over], self.t[over]
+        for name in self.latest.obs[0]:
+            column = rows[f"obs/{name}"]
+            column[slots, t] = last[name] if last else column[slots, t - 1]
+        rows["new_episode"][slots, t] = False
+        between = over & (self.t < rows["valid"].shape[1])  # else it ends the trajectory, the next one begins another
+        at = self.slots[between], self.t[between]
+        for name in rows.keys() & NOT_PLAYED.keys():
+            rows[name][at] = NOT_PLAYED[name]
+        self.t += between
+        self.store_observations(between)
 
     # ---- more than one agent -------------------------------------------------------------------------------------
 

@@ -92,14 +92,14 @@ class ApeX(ReplayAlgorithm):
 
     # ---- learning ------------------------------------------------------------------------------------------------
 
-    def first_priorities(self, trajectory: Data) -> Tensor:
+    def first_priorities(self, trajectories: Data) -> Tensor:
         """Compute |y - Q(x, a)| where the best Q-value of x' is known: not after the last row (nan there)."""
-        best, discounts = trajectory["q_best"], trajectory["discounts"]
-        last = len(best) - 1
-        later = torch.arange(len(best)) + trajectory["steps"]
-        follows = torch.where(later <= last, best[later.clamp(max=last)], torch.nan)
-        targets = trajectory["rewards"] + torch.where(discounts > 0, discounts * follows, 0.0)
-        return (targets - trajectory["q_taken"]).abs() + 1e-6
+        best, discounts = trajectories["q_best"], trajectories["discounts"]
+        last = best.shape[-1] - 1
+        later = torch.arange(last + 1) + trajectories["steps"]
+        follows = torch.where(later <= last, best.gather(-1, later.clamp(max=last)), torch.nan)
+        targets = trajectories["rewards"] + torch.where(discounts > 0, discounts * follows, 0.0)
+        return (targets - trajectories["q_taken"]).abs() + 1e-6
 
     def evaluate(self, model: nn.Module, obs: Data, rnn_states: Tensor, new_episode: Tensor) -> Outputs:
         return model(model.normalize(obs), rnn_states, new_episode)[:1]

@@ -70,9 +70,9 @@ class ReplayAlgorithm(Algorithm):
         rows |= {name: data[name] for name in ("rnn_states", "new_episode")}
         return {"targets": data["rewards"] + data["discounts"] * ask(rows, self.evaluate_following)[0]}
 
-    def first_priorities(self, trajectory: Data) -> Tensor:
-        """Return the priorities [T] float32 with which a trajectory's transitions begin; nan: the largest so far."""
-        return torch.full_like(trajectory["rewards"], torch.nan)
+    def first_priorities(self, trajectories: Data) -> Tensor:
+        """Return the priorities [B, T] float32 with which transitions begin; nan: the largest so far."""
+        return torch.full_like(trajectories["rewards"], torch.nan)
 
     def row_specs(self, specs: Mapping[str, Spec]) -> dict[str, Spec]:
         """List the columns of a replay, from those of a trajectory."""

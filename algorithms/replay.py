@@ -43,21 +43,23 @@ from shared_buffers import SharedBuffers, Spec, allocate
 
 def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float,
            n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute R [T] float32, the discounts of what follows [T] float32, and after how many steps it follows [T] int64.
+    """Compute R and the discounts of what follows, float32, and after how many steps it follows, int64; all [..., T].
 
     Args:
-        rewards: [T] float32. terminated, truncated: [T] bool.
+        rewards: [..., T] float32. terminated, truncated: [..., T] bool.
     """
-    length = len(rewards)
+    length = rewards.shape[-1]
     returns, discounts = torch.zeros_like(rewards), torch.ones_like(rewards)
     steps = torch.zeros_like(rewards, dtype=torch.int64)
     goes_on = torch.ones_like(terminated)
     for k in range(min(n, length)):
-        rows = goes_on[: length - k]  # views: what begins so early that step t + k is in the trajectory
-        returns[: length - k] += torch.where(rows, discounts[: length - k] * rewards[k:], 0.0)
-        discounts[: length - k] *= torch.where(rows, gamma * ~terminated[k:], 1.0)
-        steps[: length - k] += rows
-        rows &= ~(terminated[k:] | truncated[k:])
+        early = ..., slice(length - k)  # what begins so early that step t + k is in the trajectory
+        later = ..., slice(k, None)
+        rows = goes_on[early]  # a view
+        returns[early] += torch.where(rows, discounts[early] * rewards[later], 0.0)
+        discounts[early] *= torch.where(rows, gamma * ~terminated[later], 1.0)
+        steps[early] += rows
+        rows &= ~(terminated[later] | truncated[later])
     return returns, discounts, steps
 
 
@@ -133,31 +135,28 @@ class Replay:
         self.largest = 1.0  # priority so far
         self.rng = np.random.default_rng(seed)
 
-    def insert(self, trajectory: Data, priorities: Tensor) -> None:
-        """Store one trajectory, {name: [T(+1), ...]}, in the place of the oldest ones.
+    def insert(self, trajectories: Data, priorities: Tensor) -> None:
+        """Store B trajectories, {name: [B, T(+1), ...]}, not more than fit, in the place of the oldest ones.
 
-        priorities: [T] float32, above 0; nan: as large as the largest so far. Rows that are not `valid` are not drawn.
+        priorities: [B, T] float32, above 0; nan: as large as the largest so far. Rows that are not `valid` are not
+        drawn.
         """
-        if self.count - self.oldest == self.num_slots:
-            self.evict()
-        slot, valid = self.count % self.num_slots, trajectory["valid"]
+        valid = trajectories["valid"]
+        slots = np.arange(self.count, self.count + len(valid)) % self.num_slots
+        self.count += len(valid)
+        self.oldest = max(self.oldest, self.count - self.num_slots)
         for name, column in self.columns.items():
-            values = trajectory[name]
+            values = trajectories[name]
             if name in self.frames:
-                values = self.frames[name].put(values)
-            column[slot * self.length :][: len(values)] = values
-        self.count += 1
-        while any(frames.has_lost(int(self.columns[name][self.oldest % self.num_slots * self.length]))
-                  for name, frames in self.frames.items()):
-            self.evict()
+                values = torch.stack([self.frames[name].put(stacks) for stacks in values])
+            column.unflatten(0, (self.num_slots, self.length))[slots, : values.shape[1]] = values
         self.largest = max([self.largest, *priorities[valid & ~priorities.isnan()].tolist()])
         raised = priorities.nan_to_num(self.largest).double().numpy() ** self.alpha
-        self.priorities[slot, :-1] = np.where(valid, raised, 0.0)
-
-    def evict(self) -> None:
-        """Forget the oldest trajectory."""
-        self.priorities[self.oldest % self.num_slots] = 0.0
-        self.oldest += 1
+        self.priorities[slots, :-1] = np.where(valid, raised, 0.0)
+        while any(frames.has_lost(int(self.columns[name][self.oldest % self.num_slots * self.length]))
+                  for name, frames in self.frames.items()):
+            self.priorities[self.oldest % self.num_slots] = 0.0
+            self.oldest += 1
 
     def draw(self, num_batches: int, batch_size: int, beta: float) -> Drawn:
         """Draw minibatches one after another, each one from equal parts of the sum of priorities."""
@@ -243,9 +242,9 @@ class ReplayFeed(Feed):
 
     def copy(self, slots: Sequence[int]) -> None:
         """Put trajectories into the replay."""
-        cfg = self.cfg
-        for slot in slots:
-            data = {name: tensor[slot] for name, tensor in self.trajectories.items()}
+        cfg, size = self.cfg, self.replay.num_slots
+        for begin in range(0, len(slots), size):
+            data = {name: tensor[list(slots[begin : begin + size])] for name, tensor in self.trajectories.items()}
             data["rewards"], data["discounts"], data["steps"] = n_step(
                 scale_rewards(cfg, data["rewards"]), data["terminated"], data["truncated"], cfg.gamma, cfg.n_step)
             data["policy_lag"] = self.buffers.policies[self.policy].weights.version - data["policy_version"]

@@ -1,7 +1,8 @@
 """Every environment family, made behind the one contract of `vector_env.py`.
 
-Environments with a batched implementation of their own use it (Atari and CartPole: in C++ and NumPy); all others run in
-gymnasium's `SyncVectorEnv`, and those of several agents in `multi_agent.py`.
+Environments with a batched implementation of their own use it (Atari and CartPole: in C++ and NumPy; what a function
+makes that takes `num_envs`); all others run in gymnasium's `SyncVectorEnv`, those of several agents in
+`multi_agent.py`.
 
 Makers come first, then the table `FAMILIES`: another family is one more entry there. The algorithm adds how it learns
 well (`appo.PROFILES`), and `runtime/machine.py` makes settings of both.
@@ -11,6 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 import json
 import os
 import tempfile
@@ -51,17 +53,21 @@ def any_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) 
 
 def own_batch(cfg: Config, spec: EnvSpec, num_envs: int) -> gym.vector.VectorEnv | None:
     """Make the batched implementation that an environment comes with; None where there is none that will do."""
-    if spec.vector_entry_point is None or cfg.res_w:
-        return None
-    env = gym.make_vec(spec, num_envs=num_envs)
-    return OneSeed(env) if env.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP else None
+    return None if spec.vector_entry_point is None or cfg.res_w else OneSeed(gym.make_vec(spec, num_envs=num_envs))
+
+
+def makes_batches(spec: EnvSpec) -> bool:
+    """Return whether an environment is a function that makes a vector environment of `num_envs` at once."""
+    with contextlib.suppress(TypeError, ValueError):  # written in C, or the name of an id's class
+        return "num_envs" in inspect.signature(spec.entry_point).parameters
+    return False
 
 
 class OneSeed(gym.vector.VectorWrapper):
-    """Seeds a vector environment that has one generator for all its environments."""
+    """Seeds a vector environment as all of gymnasium's can be: with one number."""
 
-    def reset(self, *, seed: Sequence[int], **kwargs: Any) -> tuple[Any, Info]:
-        return self.env.reset(seed=seed[0], **kwargs)
+    def reset(self, *, seed: Sequence[int] | None = None, **kwargs: Any) -> tuple[Any, Info]:
+        return self.env.reset(seed=None if seed is None else seed[0], **kwargs)
 
 
 def resized(size: tuple[int, int], space: spaces.Space, value: Any) -> Any:
@@ -308,7 +314,11 @@ def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) 
     resize = functools.partial(resized, (cfg.res_h, cfg.res_w)) if cfg.res_w else None
     with naming_failures(cfg.env, lambda: "its maker"):
         spec = spec_of(cfg)
-        batch = kind.make_batch(cfg, spec, num_envs) if render_mode is None else None
+        if makes_batches(spec):
+            drawn = {"render_mode": render_mode} if render_mode else {}
+            batch = OneSeed(spec.entry_point(num_envs=num_envs, **copy.deepcopy(spec.kwargs), **drawn))
+        else:
+            batch = kind.make_batch(cfg, spec, num_envs) if render_mode is None else None
         envs = [kind.make(cfg, spec, render_mode) for _ in range(num_envs)] if batch is None else []
         if envs and hasattr(envs[0], "possible_agents"):
             env = ParallelVectorEnv(envs, cfg.env, squash_actions=cfg.squash_actions, resize=resize)

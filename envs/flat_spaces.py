@@ -133,13 +133,21 @@ def flatten_obs(space: spaces.Space, leaves: Mapping[str, spaces.Space], obs: An
         shape = leaves[name].shape
         if value.ndim != 1 + len(shape):  # an image that has them is not reinterpreted: a wrong layout must fail
             flat[name] = value.reshape(len(value), *shape)
+        if flat[name].shape[1:] != shape:
+            raise ValueError(f"observation '{name}' is {value.shape[1:]}, and its space {shape}")
     return flat
 
 
 def _as_numbers(space: spaces.Space, batch: Any) -> np.ndarray:
     if is_text(space):
         return np.stack([hash_words(text) for text in batch])
+    batch = as_array(batch)
     return np.asarray(batch, np.int64) - space.start if hasattr(space, "start") else batch
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return an array of NumPy, PyTorch (on any device) or JAX as one of NumPy, without a copy where it can."""
+    return value.numpy(force=True) if isinstance(value, Tensor) else np.asarray(value)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -262,6 +270,9 @@ class AgentKind:
     def join_masks(self, given: Sequence[Any], count: int) -> np.ndarray:
         """Return action masks as [count, bits] bool; None allows everything, and so does one that is not given."""
         masks = np.ones((count, sum(self._num_options)), bool)
+        if isinstance(given, np.ndarray) and not given.dtype.hasobject:
+            masks[:] = flatten_mask(given).reshape(count, -1)
+            return masks
         for i, mask in enumerate(given):
             if mask is not None:
                 masks[i] = flatten_mask(mask)

@@ -5,19 +5,26 @@
 environment. Agents with the same spaces are of one *kind*, nearly always all; observations and actions come kind by
 kind, as dicts of arrays and rows of numbers (`flat_spaces.AgentKind`).
 
-Environments reset in gymnasium's NEXT_STEP mode: the observation that comes with `terminated` or `truncated` is the
-episode's true final one; when no agent of an environment is left, the following step ignores all actions and returns
-the first observations of the next episode.
+When no agent of an environment is left, its episode is over. Most environments reset then as in gymnasium's NEXT_STEP
+mode: the observation that comes with `terminated` or `truncated` is the episode's true last one; the following step
+ignores all actions and returns the first observations of the next episode. A batch of gymnasium may also return these
+with the last step (SAME_STEP), or be told to (DISABLED): then the last observations come beside, in `Step.last`.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
-from envs.flat_spaces import ACTION_MASK, LARGEST, AgentKind, Observation, num_columns, out_of_range
+from envs.flat_spaces import ACTION_MASK, LARGEST, AgentKind, Observation, as_array, num_columns, out_of_range
 from runtime.utils import EnvironmentFailure, UserError
 
 Info = Mapping[str, Any]
@@ -31,8 +38,11 @@ class Step(NamedTuple):
     terminated: np.ndarray  # [M] bool; with it or `truncated` an agent's episode ends, its observation is the final one
     truncated: np.ndarray  # [M] bool
     active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
-    was_reset: np.ndarray  # [N] bool: this step only reset the environment
+    was_reset: np.ndarray  # [N] bool: the observations are the first of an episode
     objectives: np.ndarray  # [M] float: what the info holds as --pbt_target_objective; nan where it holds none
+    # where the next episode begins with the last step of one: the last observations of those that are over, {leaf: [K,
+    # ...]}, or {} if the environment does not tell them
+    last: Observation | None = None
 
 
 class VectorEnv:
@@ -113,6 +123,8 @@ class VectorEnv:
                 obs[ACTION_MASK][~step.active[kind.index] & ~asked] = True
             if fault := kind.find_fault(obs):
                 self._fail(kind.index[fault[0]], fault[1])
+        if step.last and (fault := self.kinds[0].find_fault(step.last)):
+            self._fail(step.was_reset.nonzero()[0][fault[0]], f"the last {fault[1]}")
         if fault := out_of_range("reward", step.rewards, -self.max_reward, self.max_reward):
             agent, what = fault
             cure = "; use --reward_clip, or a smaller --reward_scale" if np.isfinite(step.rewards[agent]) else ""
@@ -169,35 +181,83 @@ class EnvInfo(NamedTuple):
 
 
 class GymVectorEnv(VectorEnv):
-    """A gymnasium vector environment in NEXT_STEP mode, whose reset() takes a list of seeds; each has one agent.
+    """A gymnasium vector environment, whose reset() takes a list of seeds; each has one agent.
 
-    Action masks and objectives are those of the `Guard`s in it; a batched implementation has neither.
+    Its arrays are of NumPy, JAX or PyTorch: then it gets tensors too, where its observations are. Action masks and
+    objectives are those of the `Guard`s in it; a batched implementation has neither.
     """
 
     def __init__(self, env: gym.vector.VectorEnv, name: str, *, squash_actions: bool = False) -> None:
         spaces_of_one = (env.single_observation_space, env.single_action_space)
         super().__init__(name, env.num_envs, ["agent"], [spaces_of_one], squash_actions)
         self._env, self.kind = env, self.kinds[0]
+        self._mode = env.metadata.get("autoreset_mode")
+        if not isinstance(self._mode, AutoresetMode):
+            raise UserError(f"--env={name}: the metadata of its vector environment must hold autoreset_mode, one of "
+                            f"gymnasium.vector.AutoresetMode, not {self._mode!r}")
+        self._as_its_arrays: Callable[[Any], Any] = lambda array: array
         self._envs: list[Guard] = getattr(env, "envs", [])
+        self._no_objectives = np.full(self.num_envs, np.nan)
         for number, guard in enumerate(self._envs):
             guard.owner, guard.number = self, number
         self._learn_of(self._envs[0] if self._envs else env)
 
     def _reset(self) -> Step:
         obs, _ = self._env.reset(seed=self.seeds)
+        first = tree_leaves(obs)[0]
+        if isinstance(first, Tensor):
+            self._as_its_arrays = functools.partial(torch.as_tensor, device=first.device)
         if any(guard.mask is not None for guard in self._envs):
             self.kind.add_mask()
-        self._over = np.ones(self.num_envs, bool)
-        return self._join(obs, np.zeros(self.num_envs), ~self._over, ~self._over)
+        self._over = np.zeros(self.num_envs, bool)
+        return self._join(obs, np.zeros(self.num_envs), self._over, self._over, ~self._over)
 
     def _step(self, actions: list[np.ndarray]) -> Step:
-        return self._join(*self._env.step(self.kind.actions(actions[0])))
+        of_env = tree_map(self._as_its_arrays, self.kind.actions(actions[0]))
+        obs, rewards, terminated, truncated, infos = self._env.step(of_env)
+        rewards = as_array(rewards).astype(np.float64)  # copies, since reset() may overwrite them
+        terminated = as_array(terminated).astype(bool)
+        truncated = as_array(truncated).astype(bool)
+        shapes = {rewards.shape, terminated.shape, truncated.shape}
+        if shapes != {(self.num_envs,)}:
+            raise ValueError(f"rewards, terminated and truncated must have the shape ({self.num_envs},), not {shapes}")
+        before, self._over = self._over, terminated | truncated
+        if self._mode == AutoresetMode.NEXT_STEP:
+            return self._join(obs, rewards, terminated, truncated, before)
+        last = None
+        if self._over.any():
+            last = self._last(obs, infos)
+            if self._mode == AutoresetMode.DISABLED:
+                obs, _ = self._env.reset(options={"reset_mask": self._as_its_arrays(self._over)})
+        over, self._over = self._over, np.zeros(self.num_envs, bool)
+        return self._join(obs, rewards, terminated, truncated, over, last)
 
-    def _join(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, *_: Any) -> Step:
-        was_reset, self._over = self._over, terminated | truncated
+    def _last(self, obs: Any, infos: Info) -> Observation:
+        """Return copies of the last observations of the K episodes that are over."""
+        if self._mode == AutoresetMode.SAME_STEP:
+            obs = infos.get("final_obs", infos.get("final_observation"))
+        if obs is None:
+            return {}
+        ended = self._over.nonzero()[0]
+        if isinstance(obs, np.ndarray) and obs.dtype.hasobject:  # one by one, None where an episode goes on
+            empty = create_empty_array(self.kind.space, len(ended))
+            last = self.kind.flatten(concatenate(self.kind.space, obs[ended], empty))
+        else:
+            last = {name: value[ended] for name, value in self.kind.flatten(obs).items()}
+        if ACTION_MASK in last:  # nobody acts there
+            last[ACTION_MASK][self.kind.forbids_all(last[ACTION_MASK])] = True
+        return last
+
+    def _join(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
+              was_reset: np.ndarray, last: Observation | None = None) -> Step:
         flat = self.kind.flatten(obs, [guard.mask for guard in self._envs])
-        objectives = np.array([guard.objective for guard in self._envs] or [np.nan] * self.num_envs)
-        return Step([flat], rewards, terminated, truncated, ~self._over, was_reset, objectives)
+        objectives = self._no_objectives
+        if self._envs:
+            objectives = np.array([guard.objective for guard in self._envs])
+        return Step([flat], rewards, terminated, truncated, ~self._over, was_reset, objectives, last)
+
+    def render(self) -> np.ndarray:
+        return self._envs[0].render() if self._envs else self._env.render()[0]
 
     def close(self) -> None:
         self._env.close()

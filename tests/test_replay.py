@@ -1,10 +1,12 @@
 """Tests of the replay: what is drawn, its n-step returns, its frames, what is forgotten."""
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from batches import Batch
 from gymnasium import spaces
 from oracles import walk
 from parts import learners
@@ -17,6 +19,12 @@ from algorithms.replay import Drawn, Replay, n_step
 from shared_buffers import Spec
 from trainer import APEX
 
+
+def insert(replay: Replay, trajectory: dict[str, Tensor], priorities: Tensor) -> None:
+    """Store one trajectory."""
+    replay.insert({name: column[None] for name, column in trajectory.items()}, priorities[None])
+
+
 # ---- draws -----------------------------------------------------------------------------------------------------
 
 
@@ -24,7 +32,7 @@ from trainer import APEX
 def test_transitions_are_drawn_as_often_as_their_priorities_say(alpha: float) -> None:
     priorities = torch.tensor([0.1, 1.0, 3.0, 0.5, 2.0, 0.0001, 7.0, 1.0])
     replay = Replay({"rewards": Spec((), torch.float32)}, 8, 8, 1, alpha, 3)
-    replay.insert({"rewards": torch.arange(8.0), "valid": torch.ones(8, dtype=torch.bool)}, priorities)
+    insert(replay, {"rewards": torch.arange(8.0), "valid": torch.ones(8, dtype=torch.bool)}, priorities)
     expected = (priorities**alpha / (priorities**alpha).sum()).numpy()
     counts, num_draws = np.zeros(8), 4000
     for _ in range(num_draws):
@@ -96,7 +104,7 @@ def test_stacks_whose_frames_are_stored_once_come_back_bit_by_bit() -> None:
     made = random_trajectories([0.1] * 50 + [0.5] * 30 + [0.1] * 120)
     fewest = 12
     for trajectory in made:
-        replay.insert(trajectory, torch.full((T,), torch.nan))
+        insert(replay, trajectory, torch.full((T,), torch.nan))
         there = range(replay.oldest, replay.count)
         fewest = min(fewest, len(there)) if replay.count > 12 else fewest
         rows = np.array([(number % replay.num_slots) * (T + 1) + t for number in there for t in range(T)])
@@ -122,9 +130,9 @@ def trajectory_of(length: int) -> dict[str, Tensor]:
 def test_priorities_of_what_was_evicted_are_never_written() -> None:
     replay = Replay({"id": Spec((), torch.int64)}, T, 3 * T, 1, 1.0, 0)
     for _ in range(3):
-        replay.insert(trajectory_of(T), torch.full((T,), 2.0))
+        insert(replay, trajectory_of(T), torch.full((T,), 2.0))
     drawn = replay.draw(2, 20, 0.4)
-    replay.insert(trajectory_of(T), torch.full((T,), 5.0))
+    insert(replay, trajectory_of(T), torch.full((T,), 5.0))
     replay.update(drawn, np.full(40, 9.0))
     np.testing.assert_array_equal(replay.priorities[0], [5.0] * T + [0.0])
     old = np.unique(drawn.rows[drawn.rows > T])
@@ -134,10 +142,10 @@ def test_priorities_of_what_was_evicted_are_never_written() -> None:
 
 def test_rows_without_a_priority_begin_at_the_largest_so_far() -> None:
     replay = Replay({"id": Spec((), torch.int64)}, 2, 8, 1, 1.0, 0)
-    replay.insert(trajectory_of(2), torch.tensor([torch.nan, 0.5]))
-    replay.insert(trajectory_of(2), torch.tensor([3.0, torch.nan]))
+    insert(replay, trajectory_of(2), torch.tensor([torch.nan, 0.5]))
+    insert(replay, trajectory_of(2), torch.tensor([3.0, torch.nan]))
     replay.update(Drawn(np.array([1]), np.array([0]), torch.ones(1)), np.array([4.0]))
-    replay.insert(trajectory_of(2) | {"valid": torch.tensor([True, False])}, torch.tensor([torch.nan, 7.0]))
+    insert(replay, trajectory_of(2) | {"valid": torch.tensor([True, False])}, torch.tensor([torch.nan, 7.0]))
     np.testing.assert_array_equal(replay.priorities[:3, :2], [[1.0, 4.0], [3.0, 3.0], [4.0, 0.0]])
 
 
@@ -179,14 +187,16 @@ def mark(obs: Tensor) -> Tensor:
     return 1 + obs[..., 2] + obs[..., 1] / 100
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("n", "env"), [
+    (1, Counting), (3, Counting), *((3, functools.partial(Batch, mode=mode)) for mode in ("SAME_STEP", "DISABLED"))])
 def test_every_transition_enters_the_replay_once_gets_the_priority_of_its_loss_and_the_ratio_is_exact(
-        n: int, tmp_path: Any) -> None:
-    with APEX(Counting, algo=Marked, train_dir=str(tmp_path), serial_mode=True, n_step=n, normalize_input=False,
+        n: int, env: Any, tmp_path: Any) -> None:
+    with APEX(env, algo=Marked, train_dir=str(tmp_path), serial_mode=True, n_step=n, normalize_input=False,
               **SMALL) as system:
         learner, = learners(system)
         feed, replay = learner.feed, learner.feed.replay
         update, seen = replay.update, []
+        first, unknown = learner.algorithm.first_priorities, []
 
         def watched(drawn: Drawn, priorities: np.ndarray) -> None:
             update(drawn, priorities)
@@ -195,8 +205,10 @@ def test_every_transition_enters_the_replay_once_gets_the_priority_of_its_loss_a
             seen.append(len(drawn.rows))
 
         replay.update = watched
+        learner.algorithm.first_priorities = lambda data: unknown.append(data["q_best"][~data["valid"]]) or first(data)
         system.train(3000)
         assert sum(seen) > 5000
+        assert torch.cat(unknown).isnan().all() == (env is not Counting), "where nobody has acted"
         places = np.flatnonzero(replay.priorities)
         out = read(replay, learner.algorithm.row_specs(feed.specs), places)
         rows = {tuple(row) for row in out["obs/obs"].long().tolist()}

@@ -150,8 +150,8 @@ def test_every_choice_has_its_index_and_whole_numbers_are_rounded_to(space: Any,
 
 def test_an_image_of_another_layout_is_not_reinterpreted() -> None:
     space = spaces.Box(0, 255, (4, 6, 3), np.uint8)
-    flat = flat_spaces.flatten_obs(space, flat_spaces.obs_leaves(space), np.zeros((2, 3, 4, 6), np.uint8))
-    assert flat["obs"].shape == (2, 3, 4, 6), "so it fails where it is stored"
+    with pytest.raises(ValueError, match=r"is \(3, 4, 6\), and its space \(4, 6, 3\)"):
+        flat_spaces.flatten_obs(space, flat_spaces.obs_leaves(space), np.zeros((2, 3, 4, 6), np.uint8))
 
 
 def test_parts_lie_side_by_side_in_the_order_of_the_space() -> None:

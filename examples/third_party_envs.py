@@ -3,7 +3,6 @@
     python train.py --env examples.third_party_envs:min_atar          # pip install minatar
     python train.py --env examples.third_party_envs:crafter           # pip install crafter ruamel.yaml
     python train.py --env examples.third_party_envs:snake             # pip install jumanji
-    python train.py --env examples.third_party_envs:catch             # pip install gymnax
     python train.py --env examples.third_party_envs:reach             # pip install metaworld
     python train.py --env examples.third_party_envs:airstriker        # pip install stable-retro
     python train.py --env examples.third_party_envs:deep_sea          # pip install mo-gymnasium
@@ -38,21 +37,6 @@ class OldGym(gym.Env):
         return self.old.render()
 
 
-class Numbers(gym.Wrapper):
-    """Gives observations of JAX as NumPy's, of the type that the space says."""
-
-    def reset(self, **kwargs):
-        obs, _ = self.env.reset(**kwargs)
-        return self.convert(obs), {}
-
-    def step(self, action):
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        return self.convert(obs), float(reward), bool(terminated), bool(truncated and not terminated), {}
-
-    def convert(self, obs):
-        return np.asarray(obs, self.observation_space.dtype)
-
-
 def min_atar(game="Breakout"):
     import minatar.gym
 
@@ -76,13 +60,6 @@ def snake():
         unwrapped = property(lambda self: self)  # Jumanji's would be what gymnasium takes for the environment
 
     return Adapted(jumanji.make("Snake-v1"))
-
-
-def catch():
-    import gymnax
-    from gymnax.wrappers.gym import GymnaxToGymWrapper
-
-    return Numbers(GymnaxToGymWrapper(*gymnax.make("Catch-bsuite")))
 
 
 def reach():

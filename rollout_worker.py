@@ -167,7 +167,8 @@ class RolloutWorker:
         valid = split.close_rows(step, over)
         self.env_steps[self.number] += np.count_nonzero(~step.was_reset | over[:: split.num_agents])
         self.policy_steps += np.bincount(split.policy[valid & split.learns], minlength=len(self.policy_steps))
-        ended = over & split.learns & (split.episode_length > 0)  # else the agent never acted
+        ended = over & split.learns & split.whole & (split.episode_length > 0)  # else the agent never acted
+        split.whole |= over
         if np.count_nonzero(ended):
             columns = split.policy, split.episode_return, split.episode_length, step.objectives
             episodes = zip(*[column[ended].tolist() for column in columns], strict=True)
@@ -323,6 +324,7 @@ class Split:
         self.rows = [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in buffers.storage]
         self.last_states = [np.zeros((M, rows["rnn_states"].shape[2]), np.float32) for rows in self.rows]
         self.num_awaited = 0  # policies that have not answered yet
+        self.whole = np.full(M, not env.spread_ages())  # this episode was played from its beginning
 
     def by_kind(self, chosen: np.ndarray) -> Iterator[tuple]:
         """For each kind with chosen agents ([M] bool): its number and trajectories, these agents, their places in it.

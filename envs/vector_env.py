@@ -92,6 +92,13 @@ class VectorEnv:
         """Return the picture of the first environment, [H, W, 3] uint8."""
         return self._envs[0].render()
 
+    def spread_ages(self) -> bool:
+        """Draw how old the first episodes are, or time may end all at once, for ever; return whether that can be done.
+
+        It can where the environment has `episode_length_buf` and `max_episode_length`, as Isaac Lab's have.
+        """
+        return False
+
     def no_actions(self) -> list[np.ndarray]:
         """Return actions of zeros, [M of the kind, columns] float32 for each kind."""
         return [np.zeros((len(kind.index), num_columns(kind.action_space)), np.float32) for kind in self.kinds]
@@ -211,6 +218,15 @@ class GymVectorEnv(VectorEnv):
             self.kind.add_mask()
         self._over = np.zeros(self.num_envs, bool)
         return self._join(obs, np.zeros(self.num_envs), self._over, self._over, ~self._over)
+
+    def spread_ages(self) -> bool:
+        ages = getattr(self._env.unwrapped, "episode_length_buf", None)
+        if ages is None:
+            return False
+        rng = np.random.default_rng(self.seeds[0])
+        drawn = rng.integers(self._env.unwrapped.max_episode_length, size=self.num_envs)
+        ages[:] = torch.as_tensor(drawn, device=ages.device) if isinstance(ages, Tensor) else drawn
+        return True
 
     def _step(self, actions: list[np.ndarray]) -> Step:
         of_env = tree_map(self._as_its_arrays, self.kind.actions(actions[0]))

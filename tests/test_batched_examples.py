@@ -11,6 +11,7 @@ from parts import SMALL, make_config
 
 from envs.families import make_vector_env
 from examples.batched.torch_pendulum import LIMIT, Pendulums
+from services.records import Records
 from trainer import APPO, PQL
 
 
@@ -33,6 +34,7 @@ def test_a_pendulum_of_torch_is_that_of_gymnasium(mode: str) -> None:
                        "env_kwargs": json.dumps({"autoreset_mode": mode})})
     env = make_vector_env(cfg, 4)
     env.reset(0)
+    assert env.spread_ages()
     batch: Pendulums = env._env.unwrapped
     others = [gym.make("Pendulum-v1").unwrapped for _ in range(4)]
     rng = np.random.default_rng(0)
@@ -40,7 +42,7 @@ def test_a_pendulum_of_torch_is_that_of_gymnasium(mode: str) -> None:
     for _ in range(LIMIT + 50):
         for i, other in enumerate(others):
             other.state, other.last_u = np.array([batch.angle[i], batch.velocity[i]], np.float64), None
-        forces, ages = rng.uniform(-1, 1, (4, 1)), batch.age.clone()
+        forces, ages = rng.uniform(-1, 1, (4, 1)), batch.episode_length_buf.clone()
         step = env.step([forces])
         for i, other in enumerate(others):
             obs, reward, *_ = other.step(2 * forces[i])
@@ -55,6 +57,16 @@ def test_a_pendulum_of_torch_is_that_of_gymnasium(mode: str) -> None:
             np.testing.assert_allclose(seen, obs, atol=1e-4)
         num_over += int(step.truncated.sum())
     assert num_over >= 4
+
+
+def test_first_ages_are_drawn_and_episodes_that_began_in_the_middle_are_not_reported(tmp_path: Path) -> None:
+    num_envs = 64
+    with APPO(Pendulums, train_dir=str(tmp_path), serial_mode=True, **SMALL | {
+            "num_envs_per_worker": num_envs, "batch_size": 512}) as system:
+        system.train(num_envs * (2 * LIMIT + LIMIT // 2))
+        records = system.find(Records).policies[0]
+        assert set(records.lengths) == {LIMIT}
+        assert num_envs < system.num_episodes < 2 * num_envs, "some end for the second time"
 
 
 def test_pql_holds_its_ratios_with_a_thousand_environments(tmp_path: Path) -> None:

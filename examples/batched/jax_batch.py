@@ -23,7 +23,7 @@ class JaxBatch(gym.vector.VectorEnv):
         init(key) returns a first state and its observation; step(state, action, key) the next ones, the reward, and
         whether the episode is over, as it also is after `limit` steps.
         """
-        self.num_envs, self.limit = num_envs, limit
+        self.num_envs, self.max_episode_length = num_envs, limit
         self.single_observation_space, self.observation_space = observations, batch_space(observations, num_envs)
         self.single_action_space, self.action_space = actions, batch_space(actions, num_envs)
         self.init, self.advance = jax.jit(jax.vmap(init)), jax.jit(jax.vmap(step))
@@ -34,16 +34,16 @@ class JaxBatch(gym.vector.VectorEnv):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
         self.random = np.random.default_rng(seed)
-        self.ages = self.random.integers(self.limit, size=self.num_envs)  # or time would end them all at once, for ever
+        self.episode_length_buf = np.zeros(self.num_envs, np.int64)
         self.state, obs = self.init(self.keys())
         return obs, {}
 
     def step(self, actions: np.ndarray) -> tuple[Any, ...]:
         self.state, obs, rewards, terminated = self.advance(self.state, actions, self.keys())
-        self.ages += 1
-        over, infos = terminated | (self.ages >= self.limit), {}
+        self.episode_length_buf += 1
+        over, infos = terminated | (self.episode_length_buf >= self.max_episode_length), {}
         if over.any():
             infos = {"final_obs": obs}
             self.state, obs = self.choose(over, self.init(self.keys()), (self.state, obs))
-            self.ages[over] = 0
+            self.episode_length_buf[over] = 0
         return obs, rewards, terminated, over & ~terminated, infos

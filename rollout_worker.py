@@ -24,7 +24,6 @@ import numpy as np
 
 from config import Config
 from envs.families import make_vector_env
-from envs.flat_spaces import Observation
 from envs.vector_env import Step, VectorEnv
 from pbt import draw_mapped, draw_policies, draw_snapshots, unflatten_shaping
 from runtime.processes import STEPS, Report
@@ -173,6 +172,12 @@ class RolloutWorker:
             columns = split.policy, split.episode_return, split.episode_length, step.objectives
             episodes = zip(*[column[ended].tolist() for column in columns], strict=True)
             self.report(("episodes", list(episodes)))
+        if step.last is not None:
+            split.insert_last(step, over)
+            if not step.last and step.truncated.any() and self.is_silent:
+                self.is_silent = False
+                self.report(("log", f"{self.cfg.env} gives no final_obs: where time ends an episode, the value of the "
+                             "observation before the last one stands for what would follow", True))
         if self.cfg.num_policies > 1 or self.cfg.self_play_past_fraction:
             for env in step.was_reset.nonzero()[0].tolist():
                 self.draw(split, env, slice(env * split.num_agents, (env + 1) * split.num_agents))
@@ -180,12 +185,6 @@ class RolloutWorker:
         split.fresh[begins] = True
         split.episode_return[begins] = split.episode_length[begins] = 0
         split.open_rows(step)
-        if step.last is not None:
-            split.insert_last(step.last, over)
-            if not step.last and step.truncated.any() and self.is_silent:
-                self.is_silent = False
-                self.report(("log", f"{self.cfg.env} gives no final_obs: where time ends an episode, the value of the "
-                             "observation before the last one stands for what would follow", True))
         self.finish_trajectories(split)
 
     # ---- slots ---------------------------------------------------------------------------------------------------
@@ -368,7 +367,10 @@ class Split:
         self.rewards[self.closing | ~self.open] = 0.0  # one before the first decision belongs to none
         self.acting = step.active | self.final
         self.open |= step.active
-        self.store_observations(self.acting & (self.slots != NO_SLOT))
+        chosen = self.acting & (self.slots != NO_SLOT)
+        if step.last is not None:  # the next trajectory begins with what comes after the last observation of this one
+            chosen &= ~(step.terminated | step.truncated) | (self.t < self.rows[0]["valid"].shape[1])
+        self.store_observations(chosen)
 
     def store_observations(self, chosen: np.ndarray) -> None:
         """Write the latest observations of some agents ([M] bool, all with a slot) into rows t."""
@@ -377,22 +379,21 @@ class Split:
                 rows[f"obs/{name}"][at] = value[places]
             rows["new_episode"][at] = self.fresh[agents]
 
-    def insert_last(self, last: Observation, over: np.ndarray) -> None:
-        """Put the last observations of episodes, or {}, before the first ones of the next, where these came with them.
+    def insert_last(self, step: Step, over: np.ndarray) -> None:
+        """Put the last observations of episodes, where they came with the first ones of the next, into rows t.
 
-        They get rows of their own, which are no decisions, as if the environments were reset in a step of its own.
+        These are no decisions, as if the environments were reset in a step of its own.
         """
         rows, slots, t = self.rows[0], self.slots[over], self.t[over]
-        for name in self.latest.obs[0]:
+        for name in step.obs[0]:
             column = rows[f"obs/{name}"]
-            column[slots, t] = last[name] if last else column[slots, t - 1]
+            column[slots, t] = step.last[name] if step.last else column[slots, t - 1]
         rows["new_episode"][slots, t] = False
-        between = over & (self.t < rows["valid"].shape[1])  # else it ends the trajectory, the next one begins another
+        between = over & (self.t < rows["valid"].shape[1])  # else the trajectory ends there
         at = self.slots[between], self.t[between]
         for name in rows.keys() & NOT_PLAYED.keys():
             rows[name][at] = NOT_PLAYED[name]
         self.t += between
-        self.store_observations(between)
 
     # ---- more than one agent -------------------------------------------------------------------------------------
 

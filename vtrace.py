@@ -6,7 +6,7 @@ Factory derives that last value from the reward instead, which makes the last TD
 
 The end of an episode comes in two kinds. After a termination nothing follows: the next value counts as 0. After a
 truncation (a time limit) the episode would have gone on: the target bootstraps from the value of the true final
-observation, which is obs[t+1] because environments reset one step later, and the trace is cut there.
+observation, which is obs[t+1] (a row of its own, in which nothing is decided), and the trace is cut there.
 
 Sources: IMPALA, arXiv 1802.01561, section 4.1; GAE, arXiv 1506.02438, equation 16. Read next: `model.py`.
 """

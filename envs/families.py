@@ -53,7 +53,10 @@ def any_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) 
 
 def own_batch(cfg: Config, spec: EnvSpec, num_envs: int) -> gym.vector.VectorEnv | None:
     """Make the batched implementation that an environment comes with; None where there is none that will do."""
-    return None if spec.vector_entry_point is None or cfg.res_w else OneSeed(gym.make_vec(spec, num_envs=num_envs))
+    if spec.vector_entry_point is None or cfg.res_w:
+        return None
+    env = gym.make_vec(spec, num_envs=num_envs)
+    return OneSeed(env) if "autoreset_mode" in env.metadata else None
 
 
 def makes_batches(spec: EnvSpec) -> bool:
@@ -299,7 +302,10 @@ def spec_of(cfg: Config) -> EnvSpec:
 
 def make_env(cfg: Config, render_mode: str | None = None) -> Any:
     """Make one environment with what its family wraps around it: gymnasium's, or one of several agents."""
-    return FAMILIES[family(cfg.env)].make(cfg, spec_of(cfg), render_mode)
+    spec = spec_of(cfg)
+    if makes_batches(spec):
+        raise UserError(f"--env={cfg.env} makes a batch of environments, not one; call it yourself")
+    return FAMILIES[family(cfg.env)].make(cfg, spec, render_mode)
 
 
 def make_vector_env(cfg: Config, num_envs: int, render_mode: str | None = None) -> VectorEnv:

@@ -210,7 +210,9 @@ class GymVectorEnv(VectorEnv):
         self._learn_of(self._envs[0] if self._envs else env)
 
     def _reset(self) -> Step:
-        obs, _ = self._env.reset(seed=self.seeds)
+        obs, infos = self._env.reset(seed=self.seeds)
+        if ACTION_MASK in infos:
+            raise UserError(f"--env={self.name}: the masks of a batch must be part of its observations")
         first = tree_leaves(obs)[0]
         if isinstance(first, Tensor):
             self._as_its_arrays = functools.partial(torch.as_tensor, device=first.device)
@@ -221,10 +223,10 @@ class GymVectorEnv(VectorEnv):
 
     def spread_ages(self) -> bool:
         ages = getattr(self._env.unwrapped, "episode_length_buf", None)
-        if ages is None:
+        longest = getattr(self._env.unwrapped, "max_episode_length", 0)
+        if ages is None or not longest:
             return False
-        rng = np.random.default_rng(self.seeds[0])
-        drawn = rng.integers(self._env.unwrapped.max_episode_length, size=self.num_envs)
+        drawn = np.random.default_rng(self.seeds[0]).integers(longest, size=self.num_envs)
         ages[:] = torch.as_tensor(drawn, device=ages.device) if isinstance(ages, Tensor) else drawn
         return True
 
@@ -239,6 +241,7 @@ class GymVectorEnv(VectorEnv):
             raise ValueError(f"rewards, terminated and truncated must have the shape ({self.num_envs},), not {shapes}")
         before, self._over = self._over, terminated | truncated
         if self._mode == AutoresetMode.NEXT_STEP:
+            rewards[before] = 0.0  # whatever the step says that only resets
             return self._join(obs, rewards, terminated, truncated, before)
         last = None
         if self._over.any():

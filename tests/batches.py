@@ -53,7 +53,7 @@ class Batch(gym.vector.VectorEnv):
         assert isinstance(actions, torch.Tensor if self.as_tensors else np.ndarray)
         before = self.ended.any(0) & (self.mode == AutoresetMode.NEXT_STEP)
         self.obs[:, 2] += 1
-        self.rewards[:] = np.where(before, 0, self.obs[:, 2] + self.pay * np.asarray(actions))
+        self.rewards[:] = np.where(before, 99, self.obs[:, 2] + self.pay * np.asarray(actions))
         self.begin(before)
         over = ~before & (self.obs[:, 2] == length_of(*self.obs[:, :2].T))
         self.ended[:] = over & (self.obs[:, 1] % 3 < 2), over & (self.obs[:, 1] % 3 == 2)

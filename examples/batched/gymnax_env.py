@@ -24,5 +24,5 @@ def make(num_envs: int, name: str = "Catch-bsuite") -> JaxBatch:
         return state, obs, reward, terminated
 
     observations = spaces.Box(-math.inf, math.inf, env.observation_space(params).shape)
-    limit = getattr(params, "max_steps_in_episode", 2**31)
+    limit = getattr(params, "max_steps_in_episode", 0)
     return JaxBatch(num_envs, observations, spaces.Discrete(env.num_actions), init, step, limit)

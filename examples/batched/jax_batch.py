@@ -17,11 +17,11 @@ class JaxBatch(gym.vector.VectorEnv):
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
     def __init__(self, num_envs: int, observations: gym.Space, actions: gym.Space, init: Callable[[Any], tuple],
-                 step: Callable[[Any, Any, Any], tuple], limit: int = 2**31) -> None:
+                 step: Callable[[Any, Any, Any], tuple], limit: int = 0) -> None:
         """Make them.
 
         init(key) returns a first state and its observation; step(state, action, key) the next ones, the reward, and
-        whether the episode is over, as it also is after `limit` steps.
+        whether the episode is over, as it also is after `limit` steps (0: there is no limit).
         """
         self.num_envs, self.max_episode_length = num_envs, limit
         self.single_observation_space, self.observation_space = observations, batch_space(observations, num_envs)
@@ -41,7 +41,7 @@ class JaxBatch(gym.vector.VectorEnv):
     def step(self, actions: np.ndarray) -> tuple[Any, ...]:
         self.state, obs, rewards, terminated = self.advance(self.state, actions, self.keys())
         self.episode_length_buf += 1
-        over, infos = terminated | (self.episode_length_buf >= self.max_episode_length), {}
+        over, infos = terminated | (self.episode_length_buf == self.max_episode_length), {}
         if over.any():
             infos = {"final_obs": obs}
             self.state, obs = self.choose(over, self.init(self.keys()), (self.state, obs))

@@ -69,7 +69,7 @@ class RolloutWorker:
         self.goal, self.env_steps = buffers.goal.numpy(), buffers.env_steps.numpy()
         self.policy_steps = buffers.policy_steps[worker].numpy()
         self.paused, self.pause_number = True, 0
-        self.is_silent = worker == 0  # what there is to say, one worker says once
+        self.may_warn = worker == 0  # what holds for all environments, one worker says once
         self.generation = int(buffers.generation[worker])
         start = buffers.start + self.generation * NEW_SEEDS
         self.rng = np.random.default_rng(derive_seed(cfg.seed, SAMPLER, start, worker))
@@ -174,8 +174,8 @@ class RolloutWorker:
             self.report(("episodes", list(episodes)))
         if step.last is not None:
             split.insert_last(step, over)
-            if not step.last and step.truncated.any() and self.is_silent:
-                self.is_silent = False
+            if not step.last and step.truncated.any() and self.may_warn:
+                self.may_warn = False
                 self.report(("log", f"{self.cfg.env} gives no final_obs: where time ends an episode, the value of the "
                              "observation before the last one stands for what would follow", True))
         if self.cfg.num_policies > 1 or self.cfg.self_play_past_fraction:

@@ -1,4 +1,4 @@
-"""Environments of JAX, thousands in one call: what `pgx_minatar.py` and `brax_body.py` are made of."""
+"""Environments of JAX, thousands in one call: what PGX's, Brax's and gymnax's are made of here."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -33,7 +33,7 @@ from shared_buffers import CURRENT, HANDED_IN, IDLE, PAUSE, RESUME, SLOTS, SPLIT
 NO_SLOT = -1
 NEW_SEEDS = 1 << 20  # more than a run is started: a worker that takes the place of another plays other episodes
 MAX_IDLE_STEPS = 10_000  # steps in a row in which no agent of a split acts
-NOT_PLAYED = {  # what a row holds that only shows an episode's last observation
+NOT_PLAYED = {  # what a row holds that only shows the last observation of an episode, or of a trajectory that is cut
     "rewards": 0.0,
     "terminated": False,
     "truncated": False,
@@ -401,18 +401,17 @@ class Split:
         """End a trajectory before row t: what follows is not valid, the row before bootstraps from obs[t]."""
         for rows in self.rows:  # those of the other kinds have no use for this slot
             rows["valid"][slot, t:] = False
+            for name in rows.keys() & NOT_PLAYED.keys():
+                rows[name][slot, t] = NOT_PLAYED[name]
             if t:
                 rows["truncated"][slot, t - 1] |= ~rows["terminated"][slot, t - 1]
 
     def cut_short(self, short: np.ndarray) -> None:
-        """End the unfinished trajectories of some agents ([M] bool) after the last row whose value is known.
-
-        The row of obs[t] is dropped: its value when acting, which GAE needs, is not known yet.
-        """
+        """End the unfinished trajectories of some agents ([M] bool) after the last row that is complete."""
+        for m in short.nonzero()[0]:
+            self.cut(self.slots[m], self.t[m])
         pending = short & self.open & ~self.acting
         self.t[pending] += 1  # the hidden state after the action
-        for m in short.nonzero()[0]:
-            self.cut(self.slots[m], max(self.t[m] - 1, 0))
         self.open &= ~pending
         self.fresh &= ~pending
 

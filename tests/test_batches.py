@@ -77,7 +77,7 @@ def test_transitions_ends_and_last_observations_are_those_of_the_episodes(
     for number, own in rows.items():
         episodes = range(max(own)[0] + 1)
         expected = [(episode, step) for episode in episodes for step in range(length_of(number, episode))]
-        if async_rl and num_policies == 1:
+        if num_policies == 1:
             assert own == expected[: len(own)], "no row is lost, and none comes twice"
         else:
             assert len(set(own)) == len(own)

@@ -21,6 +21,7 @@ in `after_sgd_step`.
 Read next: `appo.py`.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -34,7 +35,7 @@ from config import Config
 from envs.flat_spaces import num_action_parameters
 from feed import Data, Feed
 from model import make_model
-from runtime.several import Reducer
+from runtime.several import Reducer, merge
 from runtime.utils import UserError
 from shared_buffers import SharedBuffers, Spec
 
@@ -49,20 +50,28 @@ class MaskedMean:
 
     def __init__(self, valid: Tensor, reducer: Reducer) -> None:
         """Average over valid [T, B] bool."""
-        self.invalid, self.reducer = ~valid, reducer
-        self.count = reducer.sum(valid.sum()).clamp(min=1)
+        self.invalid, self.own_count, self.reducer = ~valid, valid.sum(), reducer
+
+    @functools.cached_property
+    def count(self) -> Tensor:
+        """The number of valid rows, where there are several ranks on average."""
+        return self.reducer.gather(self.own_count)[0].sum().clamp(min=1) / self.reducer.size
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.reducer.share(self.masked(x).sum((-2, -1)) / self.count)
+        """Return the mean; of several ranks the part of this one, so that the mean of all parts is that of all rows."""
+        return self.masked(x).sum((-2, -1)) / self.count
 
     def masked(self, x: Tensor) -> Tensor:
         """Replace the invalid entries of x by 0."""
         return x.masked_fill(self.invalid, 0.0)
 
     def moments(self, x: Tensor) -> Tensor:
-        """Return the means and the standard deviations of x [..., T, B], as [2, ...]."""
-        mean = self(x)
-        return torch.stack([mean, self((x - mean[..., None, None]).square()).sqrt()])
+        """Return the means and the standard deviations of x [..., T, B], as [2, ...], of all ranks."""
+        mean = self.masked(x).sum((-2, -1)) / self.own_count.clamp(min=1)
+        squares = self.masked(x - mean[..., None, None]).square().sum((-2, -1))
+        count, mean, squares = merge(*self.reducer.gather(self.own_count, mean, squares))
+        self.count = count.clamp(min=1) / self.reducer.size
+        return torch.stack([mean, (squares / count.clamp(min=1)).sqrt()])
 
     def std(self, x: Tensor) -> Tensor:
         """Return the standard deviation of x."""

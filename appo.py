@@ -9,14 +9,13 @@ Read next: `vtrace.py`.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from algorithm import Algorithm, Data, Loss, MaskedMean, Outputs, describe, moments_of
-from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
+from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, Values, option, settings
 from vtrace import gae, vtrace
 
 ADVANTAGE_FLOOR = 0.001  # the least deviation of advantages, in units of the value targets
@@ -47,7 +46,7 @@ class Settings(Config):
 
 
 # what learns better in each family; `envs/families.py` has what belongs to the environments
-PROFILES: dict[str, dict[str, Any]] = {
+PROFILES: dict[str, Values] = {
     "atari": {
         "batch_size": 1024, "learning_rate": 3e-4, "normalize_returns": False, "value_loss_coeff": 1.0,
         "nonlinearity": "silu", "policy_init_gain": 1.41, "without_gpu": {"batch_size": 512}},

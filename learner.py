@@ -31,7 +31,7 @@ from normalizers import hold_units
 from runtime import checkpoint
 from runtime.machine import body_dtype, prepare
 from runtime.processes import SAVES
-from runtime.several import DECISIONS, SGD_STEPS, make_reducer
+from runtime.several import DECISIONS, SGD_STEPS, Stats, agree, make_reducer
 from runtime.utils import SHUFFLE, UserError, derive_seed, this_rank
 from shared_buffers import FINISH, LOAD, SAVE, SAVE_BEST, SAVE_MILESTONE, SharedBuffers
 
@@ -48,7 +48,7 @@ class Learner:
         ("feed.next", "wait for a dataset"), ("feed.inbox.get", "wait for trajectories"),
         ("feed.returned.get", "wait for the learner"), ("feed.copy", "batch"), ("evaluate_part", "forward"),
         ("loss", "loss"), ("descend", "backward"), ("reducer.step", "optimizer step"), ("sgd_step", "SGD"),
-        ("update_normalizers", "normalizers"), ("weights.publish", "publish"), ("save", "save"))
+        ("model.summarize", "normalizers"), ("weights.publish", "publish"), ("save", "save"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,
                  resume_from: Path | None, report: Callable[[tuple], None]) -> None:
@@ -94,6 +94,8 @@ class Learner:
         self.obs_names = [name for name in self.feed.specs if name.startswith("obs/")]
         num_bytes = sum(self.feed.trajectories[name][0, 0].nbytes for name in self.obs_names)  # of an observation
         self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / num_bytes))
+        empty = self.observations(self.feed.trajectories, lambda slots: slots[0, :0].to(device))
+        self.no_summaries = self.model.summarize(empty) + [torch.zeros(7)] * cfg.normalize_returns
         self.configure()
         if buffers.restarts:
             restore(self, checkpoint.last_saved(cfg.run_dir, policy, **buffers.counts(policy)))
@@ -227,49 +229,51 @@ class Learner:
 
     def train_on_dataset(self, dataset: Any) -> None:
         """Take all SGD steps on a dataset, unless all ranks end or none has a valid row; then give it back."""
-        num_valid, lag = 0, torch.empty(0)
-        if agree(self):
-            self.take_over()
-            lag = self.feed.admit(dataset.tensors, self.sgd_steps)
-            num_valid = int(self.reducer.sum(dataset.tensors["valid"].sum()))
+        self.take_over()
+        lag = self.feed.admit(dataset.tensors, self.sgd_steps)
+        data, valid = self.prepare(dataset), dataset.tensors["valid"]
+        num_valid, of_ranks = agree(self, lag[valid], summarize_data(self, data, valid))
+        if num_valid:
             self.decisions_trained = self.reducer.count(DECISIONS, self.decisions_trained, num_valid)
             self.buffers.decisions_trained[self.policy] = self.decisions_trained
-        if num_valid:
-            self.take_sgd_steps(dataset, lag)
+            if self.cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
+                self.model.returns.update(of_ranks.pop())
+            self.take_sgd_steps(dataset, data, of_ranks)
         else:
             self.feed.allow_next()
         self.feed.release(dataset)
 
-    def take_sgd_steps(self, dataset: Any, lag: Tensor) -> None:
-        """Run all epochs over a dataset; publish the weights, report. lag: of each row, in SGD steps."""
-        cfg, data = self.cfg, self.prepare(dataset)
+    def take_sgd_steps(self, dataset: Any, data: Data, of_ranks: list[Tensor]) -> None:
+        """Run all epochs over a dataset; publish the weights, report. of_ranks: what moves observation statistics."""
+        cfg = self.cfg
         hold_units(self.model, hold=True)
         images = self.model.normalize_images(data, self.images, self.map) if cfg.num_epochs > 1 else {}
         minibatches = [rows if isinstance(rows, slice) else rows.to(self.device, non_blocking=True)
                        for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)]
         stats = []
         for step, rows in enumerate(minibatches, 1):
-            is_over = step == len(minibatches) or bool(self.buffers.stopping)
-            last = bool(self.reducer.sum(torch.tensor(int(is_over))))  # on any rank
-            if last:
+            if step == len(minibatches):
                 self.feed.allow_next()
             stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in (data | images).items()}))
+            last = bool(stats[-1].pop("stopping")) or step == len(minibatches)
             if self.priorities is not None:
                 dataset.set_priorities(rows, self.priorities.cpu())
             if step % cfg.num_batches_per_epoch == 0:
                 self.learning_rate = next_learning_rate(cfg, self.learning_rate, int(self.sampled[0]),
                                                         stats[-cfg.num_batches_per_epoch:])
             if last and self.is_first:  # within a dataset all its observations are normalized alike
-                self.update_normalizers(data, dataset.tensors["valid"])
+                self.model.update_normalizers(of_ranks)
             if self.is_first and (last or (cfg.async_rl and self.algorithm.datasets_at_once == 1)):
                 self.weights.publish(self.model, self.sgd_steps, wait=False)
             if last:
                 break
+        if step < len(minibatches):
+            self.feed.allow_next()
         hold_units(self.model, hold=False)
         self.take_snapshot()
         summary = summarize(stats, self.model)
         self.weights.finish_publishing()
-        self.report(("trained", self.policy, describe(self, summary, lag, dataset.tensors["valid"])))
+        self.report(("trained", self.policy, describe(self, summary, dataset.tensors["valid"])))
 
     def prepare(self, dataset: Any) -> Data:
         """Copy a dataset to the device; add what the algorithm computes once for all its SGD steps."""
@@ -277,26 +281,25 @@ class Learner:
         self.algorithm.env_steps = int(self.sampled[0])
         with torch.no_grad():
             data |= self.algorithm.prepare(self.model, data, self.evaluate)
-        if self.cfg.normalize_returns:  # before targets are normalized: the first ones would be far outside
-            columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
-            self.model.returns.update(*columns, self.cfg.gamma, self.reducer)
         return data
 
     def sgd_step(self, minibatch: Data) -> Data:
         """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
         self.commands.beat()
         self.buffers.sgd_steps_begun[self.policy] += 1
+        stats: Stats = {"stopping": self.buffers.stopping.float()}  # of any rank
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         data = {name: tensor.transpose(0, 1) for name, tensor in minibatch.items()}  # [T(+1), B, ...]
         if self.algorithm.update is None:
             loss = self.loss(self.unroll(minibatch), data)
-            norm = self.descend(loss.total)
-            stats, self.priorities = {"loss": loss.total} | loss.statistics, loss.priorities
+            stats |= {"loss": loss.total} | loss.statistics
+            self.priorities = loss.priorities
+            norm = self.descend(loss.total, None, stats)
         else:  # it descends by each of its losses
             norms: list[Tensor] = []
-            stats = self.algorithm.update(self.model, data, lambda loss, parameters:
-                                          norms.append(self.descend(loss, parameters)))
+            stats |= self.algorithm.update(self.model, data, lambda loss, parameters:
+                                           norms.append(self.descend(loss, parameters, {})))
             norm = torch.stack(norms).norm()
         self.sgd_steps = self.reducer.count(SGD_STEPS, self.sgd_steps, 1)
         self.algorithm.after_sgd_step(self.model, self.sgd_steps)
@@ -308,11 +311,14 @@ class Learner:
             data = data | self.algorithm.targets(self.model, outputs, data)
         return self.algorithm.loss(self.model, outputs, data, MaskedMean(data["valid"], self.reducer))
 
-    def descend(self, loss: Tensor, parameters: Iterable[nn.Parameter] | None = None) -> Tensor:
-        """Take a step that lowers a loss, of these parameters alone if some are given; return its gradient's norm."""
+    def descend(self, loss: Tensor, parameters: Iterable[nn.Parameter] | None, stats: Stats) -> Tensor:
+        """Take a step that lowers a loss, of these parameters alone if some are given; return its gradient's norm.
+
+        The stats become those of all ranks.
+        """
         self.model.zero_grad(set_to_none=True)
         loss.backward(inputs=None if parameters is None else list(parameters))
-        return self.reducer.step(self.optimizer, self.cfg.max_grad_norm or math.inf)
+        return self.reducer.step(self.optimizer, self.cfg.max_grad_norm or math.inf, stats)
 
     # ---- the network ---------------------------------------------------------------------------------------------
 
@@ -342,36 +348,46 @@ class Learner:
             outputs = [Joined.apply(torch.empty(0, requires_grad=True), self.map, outputs)]
         return tuple(rows.unflatten(0, shape) for rows in outputs[0])
 
+    def observations(self, data: Data, take: Callable[[Tensor], Tensor]) -> Data:
+        """Return the leaves of observations in some data, what `take` makes of each."""
+        return {name.removeprefix("obs/"): take(data[name]) for name in self.obs_names}
+
     def evaluate_part(self, part: Data, function: Callable[..., tuple], *, with_gradient: bool) -> Outputs:
         """Ask the network about some of the sequences, [n, L, ...]; the answers are [n * L, ...]."""
-        obs = {name.removeprefix("obs/"): part[name].flatten(0, 1) for name in self.obs_names}
+        obs = self.observations(part, lambda rows: rows.flatten(0, 1))
         more = (part[name].flatten(0, 1) for name in self.algorithm.inputs if name in part)
         dtype = self.model.arithmetic
         with (torch.set_grad_enabled(with_gradient),
               torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)):
             return function(self.model, obs, part["rnn_states"][:, 0], part["new_episode"], *more)
 
-    def update_normalizers(self, data: Data, valid: Tensor) -> None:
-        """Move the observation statistics by the valid rows of a dataset; if these are many bytes, by a random sample.
 
-        Neighboring images are nearly equal: the others would add cost and little information. The sample is random
-        since any regular choice would meet the episodes of some length always in the same steps. `valid` is on the CPU.
-        """
+def summarize_data(learner: Learner, data: Data, valid: Tensor) -> list[Tensor]:
+    """Sum up a dataset for the normalizers: the observations of valid rows, and the returns if they are normalized.
+
+    Of observations of many bytes a random sample: neighboring images are nearly equal, the others would add cost and
+    little information. It is random since any regular choice would meet the episodes of some length always in the same
+    steps. `valid` is on the CPU.
+    """
+    summaries = []
+    if learner.is_first:
         trajectory, t = valid.nonzero(as_tuple=True)
-        rows = trajectory * data[self.obs_names[0]].shape[1] + t  # those of trajectories, T + 1 of each, in one line
-        size = max(MIN_NORMALIZER_ROWS, self.steps_per_pass) // self.algorithm.datasets_at_once
-        rows = rows[torch.randperm(len(rows), generator=self.shuffle)[:size]].to(self.device, non_blocking=True)
-        obs = {name.removeprefix("obs/"): data[name].flatten(0, 1).index_select(0, rows) for name in self.obs_names}
-        self.model.update_normalizers(obs, self.reducer)
+        rows = trajectory * data[learner.obs_names[0]].shape[1] + t  # of trajectories, T + 1 of each, in one line
+        size = max(MIN_NORMALIZER_ROWS, learner.steps_per_pass) // learner.algorithm.datasets_at_once
+        rows = rows[torch.randperm(len(rows), generator=learner.shuffle)[:size]].to(learner.device, non_blocking=True)
+        obs = learner.observations(data, lambda columns: columns.flatten(0, 1).index_select(0, rows))
+        summaries = learner.model.summarize(obs)
+    if learner.cfg.normalize_returns:
+        columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
+        summaries.append(learner.model.returns.summarize(*columns, learner.cfg.gamma))
+    return summaries
 
 
-def describe(learner: Learner, summary: dict[str, float], lag: Tensor, valid: Tensor) -> dict[str, float]:
-    """Join what there is to say of a dataset; lag: of each row, in SGD steps, before the first of them."""
+def describe(learner: Learner, summary: dict[str, float], valid: Tensor) -> dict[str, float]:
+    """Join what there is to say of a dataset."""
     prefix = "" if learner.is_first or not learner.algorithm.role else f"{learner.algorithm.role}_"
-    lag = lag[valid]
     return {f"{prefix}{name}": value for name, value in (summary | learner.feed.statistics()).items()} | {
-        "policy_lag_mean": float(lag.double().mean()) if len(lag) else 0.0,
-        "policy_lag_max": int(lag.max()) if len(lag) else 0,
+        **learner.of_dataset,
         "valid_fraction": float(valid.double().mean()),
         "learning_rate": learner.learning_rate,
         "sgd_steps": learner.sgd_steps,
@@ -382,7 +398,7 @@ def describe(learner: Learner, summary: dict[str, float], lag: Tensor, valid: Te
 # ---- what a checkpoint holds -----------------------------------------------------------------------------------------
 
 
-def training_state(learner: Learner) -> dict[str, Any]:
+def training_state(learner: Learner) -> checkpoint.State:
     """Return all that a checkpoint holds, of all learners of the policy; the model's tensors are the live ones."""
     learner.take_over()
     return learner.buffers.origin(learner.cfg, learner.policy) | {
@@ -395,7 +411,7 @@ def training_state(learner: Learner) -> dict[str, Any]:
     }
 
 
-def restore(learner: Learner, state: dict[str, Any]) -> None:
+def restore(learner: Learner, state: checkpoint.State) -> None:
     """Take over what `training_state` returned, or a part of it; the weights come from `SharedWeights`.
 
     Settings stay those of the configuration, since the command line may have changed them.
@@ -408,31 +424,12 @@ def restore(learner: Learner, state: dict[str, Any]) -> None:
         learner.learning_rate = state["learning_rate"]
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer, state: checkpoint.State) -> None:
     """Take over what a checkpoint's optimizer has learned, if it is of the same class, but not its settings."""
     learned = copy.deepcopy(state.get("optimizer"))  # its tensors may lie in the file
     if learned and learned.get("class", "Adam") == type(optimizer).__name__:
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict(learned | {"param_groups": groups})
-
-
-# ---- several ranks ---------------------------------------------------------------------------------------------------
-
-
-def agree(learner: Learner) -> bool:
-    """Exchange with the other ranks what was sampled and whether one ends; return False when one does: all do."""
-    if learner.has_ended:
-        return False
-    own = learner.buffers.count_sampled(learner.policy, slice(-1))
-    news = torch.cat([torch.tensor([int(learner.buffers.training_over), learner.sgd_steps]), own])
-    ranks = torch.stack(learner.reducer.gather(news))
-    assert (ranks[:, 1] == learner.sgd_steps).all(), f"the ranks are apart: {ranks[:, 1].tolist()} SGD steps"
-    learner.sampled = learner.sampled_before + ranks[:, 2:].sum(0)
-    learner.buffers.env_steps[-1], learner.buffers.policy_steps[-1, learner.policy] = learner.sampled - own
-    learner.has_ended = bool(ranks[:, 0].any())
-    if learner.has_ended:
-        learner.buffers.training_over.fill_(True)
-    return not learner.has_ended
 
 
 # ---- the learning rate -----------------------------------------------------------------------------------------------

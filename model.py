@@ -11,7 +11,7 @@ them are float32. Encoder, core or the whole model can be your own: see `example
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from config import Config
 from distributions import ActionDistribution, check_action_space, forbid, parameter_kinds
 from envs.flat_spaces import ACTION_MASK, Data, Leaves, is_channels_last, num_action_parameters
 from normalizers import ReturnNormalizer, RunningNormalizer, expanded_space, make_normalizers
-from runtime.several import ALONE, Reducer
 from runtime.utils import find_function
 
 
@@ -123,10 +122,14 @@ class ActorCritic(nn.Module):
         """Make the action distribution of parameters [..., D]."""
         return ActionDistribution(self.action_space, parameters, squash=self.squash)
 
-    def update_normalizers(self, obs: Data, reducer: Reducer = ALONE) -> None:
-        """Move the running statistics by raw observations [B, ...], and those of the other ranks."""
-        for name, normalizer in self.running:
-            normalizer.update(obs[name], reducer)
+    def summarize(self, obs: Data) -> list[Tensor]:
+        """Sum up raw observations [B, ...] for the running statistics."""
+        return [part for name, normalizer in self.running for part in normalizer.summarize(obs[name])]
+
+    def update_normalizers(self, summaries: Sequence[Tensor]) -> None:
+        """Move the running statistics by what `summarize` returned in each rank, [ranks, ...] each."""
+        for number, (_, normalizer) in enumerate(self.running):
+            normalizer.update(*summaries[3 * number : 3 * number + 3])
 
     def body_to(self, dtype: torch.dtype) -> None:
         """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""

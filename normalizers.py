@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from config import Config
 from envs.flat_spaces import Leaves, num_options
-from runtime.several import ALONE, Reducer
+from runtime.several import merge
 from runtime.utils import UserError
 from vtrace import backward_sum, discounts_of
 
@@ -130,16 +130,21 @@ class RunningNormalizer(FixedNormalizer):
         return max(1, self.CHUNK // self.mean.numel() if obs.device.type == "cpu" else len(obs))
 
     @torch.no_grad()
-    def update(self, obs: Tensor, reducer: Reducer = ALONE) -> None:
-        """Merge the statistics of [B, ...], and those of the other ranks, into the running ones (Chan et al., 1979).
+    def summarize(self, obs: Tensor) -> tuple[Tensor, ...]:
+        """Sum up [B, ...]: count [], means and sums of squared differences from these [...], float64."""
+        chunks = expand(self.space, obs).split(self.rows_at_once(obs))
+        dtype = torch.float32 if self.is_bytes else torch.float64  # exact enough for a chunk
+        mean = sum(rows.to(dtype).sum(0).double() for rows in chunks) / max(1, len(obs))
+        squares = sum((rows - mean.to(dtype)).square_().sum(0).double() for rows in chunks)
+        return torch.full_like(self.count, len(obs)), mean, squares
+
+    @torch.no_grad()
+    def update(self, *summaries: Tensor) -> None:
+        """Move the running statistics by what `summarize` returned in each rank, [ranks, ...].
 
         On a GPU nothing here waits: what depends on a count is computed either way.
         """
-        chunks = expand(self.space, obs).split(self.rows_at_once(obs))
-        dtype = torch.float32 if self.is_bytes else torch.float64  # exact enough for a chunk
-        number = reducer.sum(torch.full_like(self.count, len(obs)))
-        mean = reducer.sum(sum(rows.to(dtype).sum(0).double() for rows in chunks)) / number.clamp(min=1)
-        squares = reducer.sum(sum((rows - mean.to(dtype)).square_().sum(0).double() for rows in chunks))
+        number, mean, squares = merge(*summaries)
         var = squares / number.clamp(min=1) / self.unit**2
         self.count += number
         weight = number / self.count.clamp(min=1)
@@ -207,17 +212,16 @@ class ReturnNormalizer(nn.Module):
         return values * deviation + mean
 
     @torch.no_grad()
-    def update(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float,
-               reducer: Reducer = ALONE) -> None:
-        """Merge the returns of the valid rows of trajectories into the running statistics.
+    def summarize(self, rewards: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float) -> Tensor:
+        """Sum up the returns of the valid rows of trajectories, as `update` takes it, [7] float64.
 
         With S the discounted rewards until the trajectory ends, or its episode, and c the discount of what follows (0
-        after a termination), the mean of the returns is taken as E[S] / E[1 - c], and a return is S + c * mean.
+        after a termination), the mean of the returns is taken as E[S] / E[1 - c], and a return is S + c * mean. Squares
+        are taken from that mean of these rows: far from 0 they would be rounded too much.
 
         Args:
             rewards: [T, B] float. terminated, truncated, valid: [T, B] bool.
             gamma: discount per step.
-            reducer: adds over all ranks.
         """
         discounts, traces = discounts_of(terminated, truncated, min(gamma, self.MAX_GAMMA), torch.float64)
         ends = discounts - traces  # where a trajectory stops to show an episode, the discount of what follows
@@ -225,13 +229,23 @@ class ReturnNormalizer(nn.Module):
         # on a GPU nothing waits for a value: invalid rows count as 0
         sums = backward_sum(rewards.double().masked_fill(~valid, 0.0), traces)[:-1] * valid
         shown = (1 - backward_sum(ends, traces)[:-1]) * valid
-        number, mean_sum, mean_shown = reducer.sum(torch.stack([valid.double(), sums, shown]).sum((1, 2)))
+        center = sums.sum() / shown.sum().clamp(min=1e-12)
+        apart = sums - shown * center
+        columns = torch.stack([valid.double(), sums, shown, apart * apart, apart * shown, shown * shown])
+        return torch.cat([columns.sum((1, 2)), center[None]])
+
+    @torch.no_grad()
+    def update(self, summaries: Tensor) -> None:
+        """Move the running statistics by what `summarize` returned in each rank, [ranks, 7]."""
+        number, mean_sum, mean_shown = summaries[:, :3].sum(0)
         divisor = number.clamp(min=1)
         mean_sum, mean_shown = mean_sum / divisor, mean_shown / divisor
         weight = number / (self.count + divisor)
         self.shown.copy_(torch.where(self.shown > 0, (1 - weight) * self.shown + weight * mean_shown, mean_shown))
         change = weight * (mean_sum - mean_shown * self.mean) / torch.where(number > 0, self.shown, 1.0)
         self.mean += change
-        var = reducer.sum((sums - shown * self.mean).square().sum()) / divisor
+        squares, products, squares_shown, centers = summaries[:, 3:].unbind(1)
+        apart = self.mean - centers  # the squares are now taken from the running mean; rounded, they may be below 0
+        var = (squares - 2 * apart * products + apart.square() * squares_shown).sum().clamp(min=0) / divisor
         self.var.copy_((1 - weight) * (self.var + change.square()) + weight * var)
         self.count.add_(number).clamp_(max=self.WINDOW)

@@ -53,7 +53,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from config import Config, tunable
+from config import Config, Values, tunable
 from envs.flat_spaces import dtype_of, num_columns
 from envs.vector_env import EnvInfo
 from pbt import flatten_shaping
@@ -97,7 +97,7 @@ class Inbox:
         size = num_records * self.RECORD.size * 8 // 7 + select.PIPE_BUF  # an eighth of a page is wasted at most
         self.name, self.pipe = make_pipe(size)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Values:
         return {"name": self.name}
 
     @functools.cached_property
@@ -449,10 +449,10 @@ class SharedBuffers:
         self.best_score.fill_(-math.inf)
         self.settings[:] = torch.tensor([*tunable(cfg).values()], dtype=torch.float64)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Values:
         return {name: value for name, value in vars(self).items() if name not in self.tables}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Values) -> None:
         vars(self).update(state | state["tables"])
 
     def spaces_of(self, policy: int) -> tuple[dict[str, spaces.Space], spaces.Space]:
@@ -476,7 +476,7 @@ class SharedBuffers:
         """Count env_steps, and decisions of a policy, sampled so far; in the last row are those sampled elsewhere."""
         return torch.stack([self.env_steps[rows].sum(), self.policy_steps[rows, policy].sum()])
 
-    def origin(self, cfg: Config, policy: int) -> dict[str, Any]:
+    def origin(self, cfg: Config, policy: int) -> Values:
         """Return what every checkpoint says of the policy that it is of, and of what was sampled so far."""
         return {"algo": str(cfg.algo), "config": cfg.as_dict(),
                 "spaces": self.info.kinds[self.policies[policy].kind].describe(),
@@ -487,7 +487,7 @@ class SharedBuffers:
         return {"sgd_steps": self.policies[policy].weights.version,
                 "env_steps_trained": int(self.decisions_trained[policy])}
 
-    def place_in_population(self, cfg: Config, policy: int) -> dict[str, Any]:
+    def place_in_population(self, cfg: Config, policy: int) -> Values:
         """Return the settings and the reward shaping that a population gives a policy, and when they were updated."""
         if not cfg.with_pbt:
             return {}

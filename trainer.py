@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from algorithms import algorithm_class
-from config import Config, changes, configure
+from config import Config, Values, changes, configure
 from envs.families import probe
 from evaluate import Policy, load
 from learner import Learner
@@ -100,8 +100,8 @@ class Trainer:
         """
         self.since, self.process = time.time(), os.getpid()  # a process that is forked by hand has no part in all this
         self.is_ready = self.ended = self.closed = self.has_failed = self.is_good_enough = False
-        self.trouble = ""  # what the progress line warns of
-        self.row: dict[str, Any] = {}  # the last one of metrics.jsonl
+        self.trouble = self.besides = ""  # what the progress line warns of; what it says in place of the frames
+        self.row: Values = {}  # the last one of metrics.jsonl
         self.num_episodes = self.trained_until = 0  # trained_until: ns of `time.perf_counter_ns`
         self.trained_sec = 0.0  # in earlier calls of train(), and in earlier processes of the run
         self.begun: float | None = None  # when the running call began to sample
@@ -111,28 +111,28 @@ class Trainer:
                  "env_kwargs": env_kwargs, "algo": self.algo, **settings}
         of_encoder = parameters.encoder_settings(encoder or "", encodersubtype or "")
         take_share_of_cores()
-        run_cfg = configure(parameters.as_settings(given, of_encoder, policy_kwargs or {}))
-        context = None if run_cfg.serial_mode else start_server()  # first, since it takes seconds
-        store_prefix, of_this_rank = several.join_ranks(vars(run_cfg))
-        self.cfg = dataclasses.replace(run_cfg, **of_this_rank)
-        self.services: list[Service] = []  # those that have begun
+        cfg = configure(parameters.as_settings(given, of_encoder, policy_kwargs or {}))
+        context = None if cfg.serial_mode else start_server()  # first, since it takes seconds
+        store_prefix, of_this_rank = several.join_ranks(vars(cfg))
+        self.cfg = dataclasses.replace(cfg, **of_this_rank)
+        # those that have begun; several ranks hear of each other from now on
+        self.services: list[Service] = [several.Ranks(self, store_prefix)] if this_rank().world_size > 1 else []
         self.crew = Processes() if context else OneProcess()
-        self._allocate(run_cfg, store_prefix)
-        self._meet("allocated")
+        self._allocate(store_prefix)
         changed = ", ".join(changes(self.cfg).values())
         self.news = f"changed: {changed}\n" if changed else ""
         with refusing_files(self.cfg.train_dir):  # after all that may be refused: it may move or delete an old run
             at_last = prepare_run_dir(self.cfg.run_dir, vars(self.cfg))  # unlocks the folder
         with at_last:
             at_last.callback(self._kill)
-            self._start(run_cfg, default_services(self.cfg) if services is None else services)
+            self._start(default_services(self.cfg) if services is None else services)
             self.at_last = at_last.pop_all()
         self.is_ready = True
         self.steps_promised = self.env_steps  # those of all calls of train()
         self.tell("ready_to_train")
         remember(self.cfg.run_dir, vars(self.cfg))
 
-    def _allocate(self, run_cfg: Config, store_prefix: str) -> None:
+    def _allocate(self, store_prefix: str) -> None:
         """Look at the environment, make the models, and allocate all that is shared."""
         cfg = self.cfg
         with left_alone():
@@ -144,19 +144,20 @@ class Trainer:
                                 "has one agent")
             kinds = assign_kinds(cfg, info)
             # what the policies begin with: in a resumed run its checkpoints
-            self.found = [find_policy(run_cfg, policy, info.kinds[kind]) for policy, kind in enumerate(kinds)]
+            self.found = [find_policy(cfg, policy, info.kinds[kind], store_prefix) for policy, kind in enumerate(kinds)]
             self.models = [found.model for found in self.found]
             algorithm = algorithm_class(cfg.algo)(cfg)
         self.buffers = SharedBuffers(cfg, algorithm, info, kinds, self.models, self.devices)
         self.buffers.store_prefix = store_prefix
         self.commands = Commands(self.buffers)
+        self.tell("allocated")
 
-    def _start(self, run_cfg: Config, services: Sequence[Service]) -> None:
+    def _start(self, services: Sequence[Service]) -> None:
         """Start the processes and the services; wait until all are ready."""
         with refusing_files(self.cfg.train_dir):
-            start = several.from_rank_0(f"{self.buffers.store_prefix}/start", count_start(self.cfg.run_dir))
-            self.buffers.start = int(start) + several.MAX_STARTS * this_rank().rank  # no two play the same episodes
-            restore(run_cfg, self.buffers, self.found)
+            start = count_start(self.cfg.run_dir)
+            self.buffers.start = start + several.MAX_STARTS * this_rank().rank  # no two play the same episodes
+            restore(self.cfg, self.buffers, self.found)
             self.news += describe_resume(self)
             for service in services:
                 self.services.append(service)
@@ -168,12 +169,11 @@ class Trainer:
         self.tell("starting")
         self.wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start "
                         "(--stall_timeout_sec)", START_SEC)
-        self._meet("ready")
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
-    def train(self, train_for_env_steps: int | None = None, callback: Callable[[dict[str, Any]], Any] | None = None,
-              should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    def train(self, train_for_env_steps: int | None = None, callback: Callable[[Values], Any] | None = None,
+              should_stop: Callable[[], bool] = lambda: False) -> Values:
         """Train for so many more env_steps, or until `train_for_env_steps`, `train_for_seconds` or `stop_at_return`.
 
         It takes at most one step of each environment more than asked for, and the next call so many fewer. It returns
@@ -334,10 +334,6 @@ class Trainer:
             if time.monotonic() > deadline:
                 raise ComponentError(f"{complaint()} within {seconds:.0f} s")
             self.turn()
-
-    def _meet(self, place: str) -> None:
-        """Wait until all ranks have come so far."""
-        self.wait_until(several.arrive(f"{self.buffers.store_prefix}/{place}"), lambda: f"not all ranks were {place}")
 
     # ---- between calls -------------------------------------------------------------------------------------------
 

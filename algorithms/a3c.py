@@ -14,18 +14,17 @@ in turn, while here the sampler acts all the time. So the data is some SGD steps
 datasets small.
 """
 
-from typing import Any
 
 from torch import nn
 
 from algorithm import Data, Outputs
 from algorithms.impala import PROFILES as IMPALA
 from algorithms.impala import PolicyGradient, PolicyGradientSettings
-from config import settings
+from config import Values, settings
 from vtrace import gae
 
 # measured for Atari and classic control without a memory (docs/tried.md), for the others not
-SMALLER_DATASETS: dict[str, dict[str, Any]] = {
+SMALLER_DATASETS: dict[str, Values] = {
     "classic_control": {"rollout": 16, "batch_size": 128, "learning_rate": 1e-3},
     "mujoco": {"batch_size": 512, "exploration_loss_coeff": 0.0},
     "vizdoom": {"batch_size": 512},

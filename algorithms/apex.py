@@ -13,7 +13,6 @@ Source: arXiv 1803.00933. Departures: Adam instead of RMSProp; a fixed ratio of 
 sampled, where in the paper actors and learner run as fast as they can.
 """
 
-from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from algorithm import Data, Loss, MaskedMean, Outputs
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, frozen_copy
-from config import POSITIVE, Config, option, settings
+from config import POSITIVE, Config, Values, option, settings
 from distributions import FORBIDDEN
 from model import ActorCritic
 from runtime.utils import UserError
@@ -39,7 +38,7 @@ class Settings(ReplaySettings):
                                          bounds=POSITIVE)
 
 
-PROFILES: dict[str, dict[str, Any]] = {
+PROFILES: dict[str, Values] = {
     "vizdoom": {"replay_size": 100_000},
     "classic_control": {
         "rollout": 16, "batch_size": 64, "learning_rate": 3e-4, "replay_size": 50_000, "replay_warmup": 1_024,

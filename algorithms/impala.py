@@ -17,13 +17,12 @@ when with 2e-5 it was learned). The learning rate is constant unless --lr_schedu
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
 
 from algorithm import Algorithm, Data, Loss, MaskedMean, Outputs, describe, moments_of
-from config import NOT_NEGATIVE, POSITIVE, Config, option, settings
+from config import NOT_NEGATIVE, POSITIVE, Config, Values, option, settings
 from vtrace import vtrace
 
 
@@ -48,7 +47,7 @@ class Settings(PolicyGradientSettings):
 
 
 # measured for Atari and classic control without a memory (docs/tried.md), for the others not
-PROFILES: dict[str, dict[str, Any]] = {
+PROFILES: dict[str, Values] = {
     "atari": {"rollout": 16, "normalize_returns": False},
     "classic_control": {"rollout": 32, "batch_size": 256, "learning_rate": 2e-3},
     "box2d": {"gamma": 0.995},

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from algorithm import Data, Loss, MaskedMean, Outputs
 from algorithms.q_learning import ReplayAlgorithm, ReplaySettings, follow, frozen_copy
 from algorithms.replay import ReplayFeed
-from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, option, settings
+from config import FRACTION, NOT_NEGATIVE, POSITIVE, Config, Values, option, settings
 from envs.flat_spaces import action_leaves, is_bounded, num_columns
 from model import NONLINEARITIES, ActorCritic, LeafEncoders, mlp
 from normalizers import expanded_space
@@ -47,7 +47,7 @@ class Settings(ReplaySettings):
     """The settings of PQL."""
 
     roles: ClassVar[tuple[str, ...]] = (V, P)
-    unused: ClassVar[dict[str, Any]] = ReplaySettings.unused | {"squash_actions": False, "adaptive_stddev": False}
+    unused: ClassVar[Values] = ReplaySettings.unused | {"squash_actions": False, "adaptive_stddev": False}
     policy_ratio: float = option(0.5, "pql", "P-updates for each V-update", bounds=POSITIVE)
     noise_max: float = option(0.3, "pql", "deviation of the last agent's noise; actions are in [-1, 1]",
                               bounds=NOT_NEGATIVE, tune=(0.01, 2.0))
@@ -55,9 +55,9 @@ class Settings(ReplaySettings):
                                bounds=FRACTION)
 
 
-COMMON: dict[str, Any] = {"num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}
+COMMON: Values = {"num_envs": 16, "encoder_mlp_layers": (256, 256), "nonlinearity": "relu"}
 IMAGES = COMMON | {"replay_size": 50_000}
-PROFILES: dict[str, dict[str, Any]] = {
+PROFILES: dict[str, Values] = {
     "mujoco": COMMON, "pettingzoo": COMMON, "other": COMMON, "atari": IMAGES, "minigrid": IMAGES, "vizdoom": IMAGES,
     "box2d": COMMON | {"replay_size": 100_000},  # CarRacing has images
     "classic_control": COMMON | {"replay_warmup": 2_048, "replay_size": 100_000, "noise_max": 0.8},

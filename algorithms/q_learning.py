@@ -5,7 +5,7 @@ Read next: `apex.py`.
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from gymnasium import spaces
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from algorithm import Algorithm, Data, Outputs
 from algorithms.replay import ReplayFeed
-from config import FRACTION, POSITIVE, Config, option, settings
+from config import FRACTION, POSITIVE, Config, Values, option, settings
 from runtime.utils import UserError
 from shared_buffers import SharedBuffers, Spec
 
@@ -23,7 +23,7 @@ class ReplaySettings(Config):
     """The settings of a replay beside those of every algorithm."""
 
     # settings that a replay makes no use of, and what they must be
-    unused: ClassVar[dict[str, Any]] = {
+    unused: ClassVar[Values] = {
         "num_epochs": 1, "num_learners": 1, "async_rl": True, "use_rnn": False, "core": "", "model": "",
         "recurrence": 0, "normalize_returns": False, "max_policy_lag": Config.max_policy_lag}
 

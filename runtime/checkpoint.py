@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from runtime.utils import NO_MODULE, UserError, say
 
+State = dict[str, Any]  # what a checkpoint holds
 BEST, GIVEN = "best.pt", "given.pt"
 FORMAT = 2  # of the files
 NAME = re.compile(r"(checkpoint|milestone)_\d{9,}_\d{11,}\.pt")
@@ -143,7 +144,7 @@ def find_checkpoint(run_dir: Path, which: str = "latest", policy: int = 0) -> Pa
     return next((path for path in found if path.is_file()), None)
 
 
-def save_checkpoint(state: dict[str, Any], path: Path) -> None:
+def save_checkpoint(state: State, path: Path) -> None:
     """Write a checkpoint so that the file under its name is always whole. Raises `OSError`.
 
     It loads on a machine without a GPU.
@@ -156,7 +157,7 @@ def save_checkpoint(state: dict[str, Any], path: Path) -> None:
             raise (error.__context__ or error) from None
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path) -> State:
     """Read a checkpoint.
 
     Raises `DamagedCheckpoint` when the file is damaged or is no checkpoint, `UserError` when it cannot be read.
@@ -185,7 +186,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, dict[str, Any] | None, list[Path]]:
+def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, State | None, list[Path]]:
     """Read the first whole one of what a policy can go on with; return its path, what it holds, and the damaged ones.
 
     Where there is nothing at all the first two are None. Raises `UserError` when all are damaged.
@@ -205,15 +206,15 @@ def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, dict[str, 
     return None, None, []
 
 
-def last_saved(run_dir: Path, policy: int, **counts: int) -> dict[str, Any]:
+def last_saved(run_dir: Path, policy: int, **counts: int) -> State:
     """Return what a policy's newest checkpoint holds, if it has a whole one, with counts that are at least these."""
-    saved: dict[str, Any] = {}
+    saved: State = {}
     with contextlib.suppress(UserError):  # all are damaged: the moments of the optimizer begin anew
         saved = load_newest(run_dir, policy)[1] or {}
     return saved | {name: max(count, saved.get(name, 0)) for name, count in counts.items()}
 
 
-def load_weights(model: nn.Module, state: dict[str, Any], path: Path, algo: str) -> None:
+def load_weights(model: nn.Module, state: State, path: Path, algo: str) -> None:
     """Load a checkpoint's weights. Raises `UserError` when they are those of another algorithm or architecture."""
     own = state.get("algo", algo)  # the oldest checkpoints do not name it
     if own != algo:

@@ -17,36 +17,56 @@ averages, and take the same steps, so that all have the same weights to the last
 others write little and into temporary ones.
 """
 
+import atexit
+import contextlib
 import ctypes
 import functools
+import io
 import itertools
 import json
 import math
 import os
 import signal
+import socket
+import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, distributed, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from runtime.checkpoint import list_resumable, policy_dir
 from runtime.guard import remove_at_end
-from runtime.utils import UserError, this_rank
+from runtime.processes import Service
+from runtime.utils import ComponentError, UserError, this_rank
 
 MAX_STARTS = 1_000_000
 # what may differ: it follows from the cores of each rank, or is for rank 0 alone
 OWN_SETTINGS = {"num_workers", "num_envs_per_worker", "worker_num_splits", "policy_workers_per_policy",
                 "learner_threads", "train_dir", "eval_every_env_steps"}
 CONNECT_SEC, POLL_SEC, MAX_SEC = 60, 0.1, 1e6
+BEAT_SEC = 0.5
+LOST_SEC = 30.0  # without a sign of life
+SOON_SEC = 2.5  # the same, when a connection has broken or the store is gone: within that all may end in order
 PR_SET_PDEATHSIG = 1
 SGD_STEPS, DECISIONS = range(2)  # what learners count: steps, decisions that were trained on
+NOTHING = torch.empty(0)
+WAITS = "wait_of_rank_"  # in the statistics of a dataset: the share of the time in which each waited for the others
 systems = itertools.count(1)  # each rank has made equally many before: so they find each other
 
+Stats = dict[str, Tensor]  # of an SGD step, scalars
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class PeerLost(RuntimeError):
+    """The connection to another rank has broken."""
 
 
 class Reducer:
@@ -66,22 +86,23 @@ class Reducer:
         """Count more of what this learner has done; return that of all learners. total: the last answer."""
         return total + more
 
-    def gather(self, x: Tensor) -> list[Tensor]:
-        """Return a tensor without gradient of every rank."""
-        return [x]
+    size = 1  # ranks
+    waited_sec = since = 0.0  # for other ranks, and since when
 
-    def sum(self, x: Tensor) -> Tensor:
-        """Add a tensor without gradient over all ranks."""
-        return functools.reduce(torch.add, self.gather(x))
+    def share_waited(self) -> float:
+        """Return the share of the time since the last call in which this learner waited for other ranks."""
+        waited, since, self.waited_sec, self.since = self.waited_sec, self.since, 0.0, time.monotonic()
+        return waited / max(self.since - since, 1e-9)
 
-    def share(self, part: Tensor) -> Tensor:
-        """Add over all ranks a part of a mean: the value is that of all, the gradient that of this part."""
-        return part
+    def gather(self, *tensors: Tensor) -> list[Tensor]:
+        """Return tensors without gradient of every rank, [ranks, ...] each; one message for all of them."""
+        return [tensor[None] for tensor in tensors]
 
-    def step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    def step(self, optimizer: torch.optim.Optimizer, max_norm: float, stats: Stats) -> Tensor:
         """Clip the gradients to a norm and take a step; skip it where the norm is not finite. Return the norm before.
 
-        On a GPU this is where an SGD step waits for its gradients.
+        The gradients are the means over all ranks, and so become the stats, but for extremes (`_max`, `_min`). On a GPU
+        this is where an SGD step waits for its gradients.
         """
         gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
@@ -106,28 +127,44 @@ class AllReduce(Reducer):
         distributed.init_process_group(
             "gloo", store=distributed.PrefixStore(store_prefix, open_store(seconds)), rank=own.rank,
             world_size=own.world_size, timeout=timedelta(seconds=seconds))
+        self.size, self.since = own.world_size, time.monotonic()
+
+    def meet(self, collective: Callable, *args: Any) -> None:
+        """Call a collective, and count the time. Raises `PeerLost` where it fails."""
+        begun = time.monotonic()
+        try:
+            collective(*args)
+        except RuntimeError as error:
+            raise PeerLost(str(error).partition("\n")[0]) from error
+        self.waited_sec += time.monotonic() - begun
 
     def make_optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
         for tensor in model.state_dict().values():  # a model of one's own may be drawn by another generator
             distributed.broadcast(tensor, 0)
         return super().make_optimizer(model, make)
 
-    def gather(self, x: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(parts, x.contiguous())
-        return parts
+    def gather(self, *tensors: Tensor) -> list[Tensor]:
+        own = torch.cat([tensor.detach().double().cpu().flatten() for tensor in tensors])
+        ranks = [torch.empty_like(own) for _ in range(self.size)]
+        self.meet(distributed.all_gather, ranks, own)
+        of_tensors = torch.stack(ranks).split([tensor.numel() for tensor in tensors], 1)
+        return [rows.view(-1, *tensor.shape).to(tensor) for tensor, rows in zip(tensors, of_tensors, strict=True)]
 
-    def share(self, part: Tensor) -> Tensor:
-        return self.sum(part.detach()) + (part - part.detach())  # the same value everywhere, to the last bit
-
-    def step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    def step(self, optimizer: torch.optim.Optimizer, max_norm: float, stats: Stats) -> Tensor:
         parameters = parameters_of(optimizer)
-        flat = torch.cat([(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
-                          for parameter in parameters])  # another rank may have a gradient where this one has none
-        distributed.all_reduce(flat)
-        for parameter, total in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-            parameter.grad = total.view_as(parameter)
-        return super().step(optimizer, max_norm)
+        for parameter in parameters:
+            if parameter.grad is None:  # another rank may have one
+                parameter.grad = torch.zeros_like(parameter)
+        parts = [parameter.grad for parameter in parameters]
+        shared = {name: value.detach().to(parts[0], copy=True) for name, value in stats.items()
+                  if not name.endswith(("_max", "_min"))}
+        parts.extend(shared.values())
+        flat = torch.cat([part.flatten() for part in parts])
+        self.meet(distributed.all_reduce, flat)
+        means = (flat / self.size).split([part.numel() for part in parts])
+        torch._foreach_copy_(parts, [mean.view_as(part) for part, mean in zip(parts, means, strict=True)])
+        stats.update(shared)
+        return super().step(optimizer, max_norm, stats)
 
 
 class SharedTraining:
@@ -193,10 +230,10 @@ class Hogwild(Reducer):
         counts[self.learner] += more
         return int(counts.sum())
 
-    def step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    def step(self, optimizer: torch.optim.Optimizer, max_norm: float, stats: Stats) -> Tensor:
         for own, shared in zip(self.own, self.parameters, strict=True):
             shared.grad = own.grad
-        norm = super().step(optimizer, max_norm)
+        norm = super().step(optimizer, max_norm, stats)
         self.take_over()
         return norm
 
@@ -208,6 +245,42 @@ def make_reducer(shared: SharedTraining | None, learner: int, store_prefix: str,
     return AllReduce(store_prefix, timeout_sec) if this_rank().world_size > 1 else Reducer()
 
 
+def agree(learner: Any, lags: Tensor = NOTHING, summaries: Iterable[Tensor] = ()) -> tuple[int, list[Tensor]]:
+    """Exchange with the other ranks what was sampled, what a dataset holds, and whether one ends: then all do.
+
+    Args:
+        lags: how old the valid rows of this rank's dataset are, in SGD steps, [rows].
+        summaries: of the dataset, for the normalizers.
+
+    Returns the number of valid rows of all ranks (0: one ends), and the summaries of each rank, [ranks, ...].
+    """
+    if learner.has_ended:
+        return 0, []
+    buffers, reducer = learner.buffers, learner.reducer
+    own = buffers.count_sampled(learner.policy, slice(-1))
+    lag_mean, lag_max = (lags.double().mean(), lags.max()) if len(lags) else (0.0, 0)
+    news = [buffers.training_over, learner.sgd_steps, len(lags), lag_mean, lag_max, reducer.share_waited(), *own]
+    ranks, *of_ranks = reducer.gather(torch.DoubleTensor(news), *(summaries or learner.no_summaries))
+    ends, steps, rows, lag_means, lags_max, waits, *sampled = ranks.unbind(1)
+    assert (steps == learner.sgd_steps).all(), f"the ranks are apart: {steps.tolist()} SGD steps"
+    learner.sampled = learner.sampled_before + torch.stack(sampled).sum(1).long()
+    buffers.env_steps[-1], buffers.policy_steps[-1, learner.policy] = learner.sampled - own
+    learner.of_dataset = {"policy_lag_mean": float(lag_means.max()), "policy_lag_max": int(lags_max.max())}
+    if reducer.size > 1:
+        learner.of_dataset |= {f"{WAITS}{rank}": wait for rank, wait in enumerate(waits.tolist())}
+    learner.has_ended = bool(ends.any())
+    if learner.has_ended:
+        buffers.training_over.fill_(True)
+    return 0 if learner.has_ended else int(rows.sum()), of_ranks
+
+
+def merge(counts: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Merge the counts [ranks], means and sums of squared differences from these, [ranks, ...] (Chan et al., 1979)."""
+    weights = counts.view(-1, *[1] * (means.dim() - 1))
+    mean = (weights * means).sum(0) / counts.sum().clamp(min=1)
+    return counts.sum(), mean, (squares + weights * (means - mean).square()).sum(0)
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """List what an optimizer changes."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
@@ -217,11 +290,11 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def join_ranks(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Agree with the other ranks on the settings, and end when torchrun ends.
+    """Take over the settings of rank 0, find the way to the other ranks, and end when torchrun ends.
 
     Returns the prefix of this system's part of torchrun's store, and the settings that differ here: all but rank 0
     write little, into temporary folders, which the guard removes when this process ends, also by SIGKILL, and judge
-    nothing. Raises `UserError` for what several ranks cannot do, or when rank 0 has other settings.
+    nothing. Raises `UserError` for what several ranks cannot do.
     """
     own, prefix = this_rank(), f"{os.environ.get('TORCHELASTIC_RESTART_COUNT')}/{next(systems)}"
     if own.world_size == 1:
@@ -229,48 +302,155 @@ def join_ranks(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):  # elsewhere torchrun ends this process
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    choose_interface(prefix)
+    own_settings = json.loads(json.dumps(settings))
+    of_rank_0 = json.loads(from_rank_0(f"{prefix}/settings", json.dumps(settings).encode()))
     for name, value in {"num_policies": 1, "num_learners": 1, "async_rl": True, "serial_mode": False}.items():
-        if settings[name] != value:
-            raise UserError(f"--{name}={settings[name]} cannot be used with several ranks; set it to {value}")
-    agreed = {name: str(value) for name, value in settings.items() if name not in OWN_SETTINGS}
-    of_rank_0 = json.loads(from_rank_0(f"{prefix}/settings", json.dumps(agreed)))
-    for name, value in agreed.items():
-        if value != of_rank_0[name]:
-            raise UserError(f"rank {own.rank} has --{name}={value}, rank 0 has {of_rank_0[name]}; set it by a flag")
+        if of_rank_0[name] != value:
+            raise UserError(f"--{name}={of_rank_0[name]} cannot be used with several ranks; set it to {value}")
     if own.rank == 0:
         return prefix, {}
     folder = tempfile.mkdtemp(prefix=f"rank_{own.rank}_of_{os.getppid()}_")
     remove_at_end(folder)
-    return prefix, {"train_dir": folder, "eval_every_env_steps": 0, "stop_at_return": math.inf,
-                    "save_every_sec": math.inf, "save_milestones_sec": math.inf, "trace_sec": 0.0}
+    other = {name: tuple(value) if isinstance(value, list) else value for name, value in of_rank_0.items()
+             if name not in OWN_SETTINGS and value != own_settings[name]}
+    return prefix, other | {"train_dir": folder, "eval_every_env_steps": 0, "stop_at_return": math.inf,
+                            "save_every_sec": math.inf, "save_milestones_sec": math.inf, "trace_sec": 0.0}
+
+
+def choose_interface(prefix: str) -> None:
+    """Let gloo use the network interface that leads to the other hosts, whatever this host's name stands for.
+
+    That is the one through which this rank reaches rank 0. A rank that reaches it within its own host asks the others.
+    """
+    own = this_rank()
+    with socket.create_connection((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]), CONNECT_SEC) as connection:
+        address, of_rank_0 = connection.getsockname()[0], connection.getpeername()[0]
+        if address != of_rank_0:  # of another host
+            open_store(CONNECT_SEC).set(f"{prefix}/address", of_rank_0)
+        elif own.world_size > own.local_world_size:
+            address = open_store(CONNECT_SEC).get(f"{prefix}/address").decode()
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in [each.address for each in addresses]:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 @functools.cache
 def open_store(timeout_sec: float) -> Any:
-    """Connect to the store of torchrun, through which the ranks find each other."""
+    """Connect to the store of torchrun, through which the ranks find each other. It is at rank 0's host."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return distributed.TCPStore(address, port, timeout=timedelta(seconds=timeout_sec))
 
 
-def from_rank_0(key: str, value: Any) -> str:
-    """Return the value that rank 0 has given, as text; each key once."""
-    own = this_rank()
-    if own.world_size == 1:
-        return str(value)
-    store = open_store(CONNECT_SEC)
-    if own.rank == 0:
-        store.set(key, str(value))
-    deadline = time.monotonic() + CONNECT_SEC
-    while not store.check([key]) and time.monotonic() < deadline:
-        time.sleep(POLL_SEC)  # `get` would wait where no signal ends it
-    return store.get(key).decode()
+def from_rank_0(key: str, value: bytes) -> bytes:
+    """Return the value that rank 0 has given; each key once. Raises `ComponentError` when it gives none."""
+    try:
+        store = open_store(CONNECT_SEC)
+        if this_rank().rank == 0:
+            store.set(key, value)
+        deadline = time.monotonic() + CONNECT_SEC
+        while not store.check([key]) and time.monotonic() < deadline:
+            time.sleep(POLL_SEC)  # `get` would wait where no signal ends it
+        return store.get(key)
+    except RuntimeError as error:
+        raise ComponentError(f"rank 0 on {os.environ['MASTER_ADDR']} is lost, it has not told its {key}") from error
 
 
-def arrive(key: str) -> Callable[[], bool]:
-    """Tell the other ranks that this one has come so far; return a function that says whether all have."""
-    size = this_rank().world_size
-    if size == 1:
-        return lambda: True
-    store = open_store(CONNECT_SEC)
-    store.add(key, 1)
-    return lambda: store.add(key, 0) == size
+def copy_from_rank_0(key: str, folder: Path, paths: Iterable[Path]) -> None:
+    """Copy files in the folder of rank 0's run into that of this rank, where they exist."""
+    if this_rank().world_size == 1:
+        return
+    file = io.BytesIO()
+    with tarfile.open(mode="w", fileobj=file) as archive:
+        for path in filter(Path.is_file, paths):
+            archive.add(path, path.relative_to(folder))
+    content = from_rank_0(key, file.getvalue())
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        if this_rank().rank:
+            archive.extractall(folder, filter="data")
+
+
+class Ranks(Service):
+    """Tells the other ranks that this one lives, and ends it when one is lost.
+
+    It does so in torchrun's store, in a thread of its own: a store that does not answer blocks nobody else. Who finds a
+    rank lost ends with one line, which names its host, and passes that line on.
+    """
+
+    def __init__(self, trainer: Any, store_prefix: str) -> None:
+        """Begin to tell and to hear. store_prefix: of this system's part of torchrun's store."""
+        own = this_rank()
+        self.trainer, self.prefix = trainer, f"{store_prefix}/alive"
+        self.told = {"name": f"rank {own.rank} on {socket.gethostname()}", "beat": 0}
+        self.answered_at = time.monotonic()  # when the store last told of all
+        # what each rank said last, and when
+        self.heard = [({"name": f"rank {rank}"}, self.answered_at) for rank in range(own.world_size)]
+        self.is_over = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+        atexit.register(self.is_over.set)  # the thread must not be in the store when Python ends
+
+    def run(self) -> None:
+        """Tell and hear, until the end or until the store is lost."""
+        folder = policy_dir(self.trainer.cfg.run_dir)
+        with contextlib.suppress(RuntimeError):  # whatever the connection dies of
+            store = open_store(CONNECT_SEC)
+            while not self.is_over.wait(BEAT_SEC):
+                self.told["beat"] += 1
+                self.told["newest"] = next((path.name for path in list_resumable(folder)), "the beginning")
+                store.set(f"{self.prefix}/{this_rank().rank}", json.dumps(self.told))
+                for rank, (before, _) in enumerate(self.heard):
+                    key = f"{self.prefix}/{rank}"
+                    news = json.loads(store.get(key)) if store.check([key]) else before
+                    if news != before:
+                        self.heard[rank] = news, time.monotonic()
+                self.answered_at = time.monotonic()
+
+    def on(self, report: tuple) -> None:
+        """Note what the others must know. Raises `ComponentError` when the connection to another rank has broken."""
+        match report:
+            case ("allocated",):  # from now on an older run may be moved away
+                self.told["allocated"] = True
+                self.trainer.wait_until(lambda: all(news.get("allocated") for news, _ in self.heard),
+                                        lambda: "not all ranks have made their models")
+            case ("died", _, why, _) if "PeerLost" in why:
+                deadline = time.monotonic() + SOON_SEC + 2 * BEAT_SEC
+                while not (line := self.find_lost(SOON_SEC)) and time.monotonic() < deadline:
+                    time.sleep(BEAT_SEC / 5)
+                self.end(line or why)
+            case ("died", _, why, _):
+                self.told["failure"] = f"{self.told['name']} has failed: {why}"
+
+    def tick(self) -> None:
+        """Say who holds the others up. Raises `ComponentError` when another rank is lost."""
+        if waits := [share for name, share in self.trainer.row.items() if name.startswith(WAITS)]:
+            news, _ = self.heard[waits.index(min(waits))]  # it waits least: the others wait for it
+            self.trainer.besides = f"{max(waits):.0%} wait for {news['name'].rpartition(' ')[2]}"
+        line = self.find_lost(LOST_SEC if self.thread.is_alive() else SOON_SEC)
+        if line and not self.trainer.buffers.training_over:
+            self.end(line)
+
+    def find_lost(self, patience_sec: float) -> str:
+        """Say in one line which rank has failed, or has given no sign of life for so long; "" when all live."""
+        for news, _ in self.heard:
+            if news.get("failure"):
+                return news["failure"]
+        news, since = min(self.heard, key=lambda heard: heard[1])
+        if self.answered_at - since <= patience_sec:  # all lived when the store last answered, which is rank 0's
+            news, since = self.heard[0][0], self.answered_at
+        seconds = time.monotonic() - since
+        clock = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+        return f"{news['name']} is lost, no sign of life since {clock}" if seconds > patience_sec else ""
+
+    def end(self, line: str) -> None:
+        """Pass the line on, and end this rank with it."""
+        self.told["failure"] = line
+        raise ComponentError(f"{line}; the same command resumes from {self.heard[0][0].get('newest')}")
+
+    def close(self) -> None:
+        """Let the others hear of a failure; after the end in order they know."""
+        if self.trainer.has_failed:
+            self.told.setdefault("failure", f"{self.told['name']} has failed")
+            time.sleep(2 * BEAT_SEC)
+        self.is_over.set()
+        self.thread.join(2 * BEAT_SEC)

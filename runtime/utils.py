@@ -288,9 +288,11 @@ CORES = own_cores()  # of all ranks on this machine
 def take_share_of_cores() -> None:
     """Bind this process, and so its children, to this rank's share of the cores: as many as any other's."""
     own = this_rank()
-    if own.world_size > 1 and hasattr(os, "sched_setaffinity"):
-        share = max(1, len(CORES) // own.local_world_size)
-        os.sched_setaffinity(0, CORES[own.local_rank * share : (own.local_rank + 1) * share] or CORES)
+    if own.world_size > 1:  # PyTorch would write where in its code it was when the store of a run is lost
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if hasattr(os, "sched_setaffinity"):
+            share = max(1, len(CORES) // own.local_world_size)
+            os.sched_setaffinity(0, CORES[own.local_rank * share : (own.local_rank + 1) * share] or CORES)
 
 
 # ---- signals that ask for a stop ---------------------------------------------------------------------------------

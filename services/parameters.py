@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from config import tunable
+from config import Values, tunable
 from evaluate import Policy, check_policy
 from runtime import checkpoint
 from runtime.utils import STOP_SIGNAL, UserError, nearest, reference, this_rank
 from services.saving import Saving
 from shared_buffers import CONFIGURE, LOAD
 
-Values = dict[str, Any]  # settings, a row of the records, what a checkpoint holds
 Parameters = Mapping[str, Tensor]
 CHANGEABLE = ("train_for_seconds", "stop_at_return", "report_interval_sec", "save_every_sec", "save_milestones_sec")
 # AsynRL's names of encoders (those of Sample Factory 1), the default of each kind first; and ours where they differ

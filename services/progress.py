@@ -163,7 +163,8 @@ def describe_progress(trainer: Any, policies: Sequence[PolicyProgress], summary:
     of_aim = aim * (not cfg.eval_every_env_steps and cfg.num_policies == 1)  # else another return must reach it
     so_far = trainer.buffers.agent_return.mean().item()  # of the episodes under way, while none has finished
     returned = f"{so_far:.2f} so far" if row["mean_return"] is None else f"{row['mean_return']:.2f}{of_aim}"
-    parts = [*come_so_far, f"{row['env_frames']:,} frames", f"{row['fps']:,.0f}/s", f"return {returned}"]
+    besides = trainer.besides or f"{row['env_frames']:,} frames"
+    parts = [*come_so_far, besides, f"{row['fps']:,.0f}/s", f"return {returned}"]
     if evaluations := [policy.last_evaluation["eval_return"] for policy in policies if policy.last_evaluation]:
         parts.append(f"eval {mean(evaluations):.2f}{aim * (cfg.num_policies == 1)}")
     if "policy_lag_mean" in row:

@@ -19,7 +19,8 @@ from config import ANOTHER, Config, changes
 from envs.flat_spaces import AgentKind
 from runtime import checkpoint
 from runtime.processes import Service
-from runtime.utils import NETWORK, ComponentError, UserError, derive_seed, this_rank
+from runtime.several import copy_from_rank_0
+from runtime.utils import NETWORK, ComponentError, UserError, derive_seed
 from services.progress import RETURN_WINDOW
 from services.records import Records
 from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
@@ -165,18 +166,22 @@ class Found(NamedTuple):
 
     model: nn.Module
     path: Path | None  # the checkpoint with which a resumed run goes on
-    state: dict[str, Any] | None  # what that holds
+    state: checkpoint.State | None  # what that holds
     damaged: list[Path]  # newer ones, which cannot be read
 
 
-def find_policy(cfg: Config, policy: int, kind: AgentKind) -> Found:
-    """Make a policy's model, with the weights of its last whole checkpoint if the run is resumed and has one.
+def find_policy(cfg: Config, policy: int, kind: AgentKind, store_prefix: str) -> Found:
+    """Make a policy's model, with the weights of its last whole checkpoint if the run is resumed and rank 0 has one.
 
     kind: of the agents that it plays; their observations take the order of the checkpoint.
     """
     path, state, damaged = None, None, []
     if cfg.restart_behavior == "resume":
-        path, state, damaged = checkpoint.load_newest(cfg.run_dir, policy)
+        of_run, of_policy = cfg.run_dir, checkpoint.policy_dir(cfg.run_dir, policy)
+        newest, *_ = checkpoint.load_newest(of_run, policy)
+        files = [of_run / "config.json", of_run / "starts.json", of_policy / checkpoint.BEST, newest or of_run]
+        copy_from_rank_0(f"{store_prefix}/files", of_run, files)
+        path, state, damaged = checkpoint.load_newest(of_run, policy)
     if state is not None:
         kind.obs_space = kind.as_trained(state, path)
     torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
@@ -186,7 +191,7 @@ def find_policy(cfg: Config, policy: int, kind: AgentKind) -> Found:
     return Found(model, path, state, damaged)
 
 
-def load_weights(cfg: Config, model: nn.Module, state: dict[str, Any], path: Path) -> None:
+def load_weights(cfg: Config, model: nn.Module, state: checkpoint.State, path: Path) -> None:
     """Load the weights of a resumed run. Raises `UserError` when they do not fit, naming the settings that changed."""
     try:
         checkpoint.load_weights(model, state, path, cfg.algo)
@@ -203,7 +208,7 @@ def load_weights(cfg: Config, model: nn.Module, state: dict[str, Any], path: Pat
 def restore(cfg: Config, buffers: SharedBuffers, policies: Sequence[Found]) -> None:
     """Put the counters, scores and weights of a run's checkpoints into what is shared; cfg: the settings of the run."""
     for policy, (model, _, state, damaged) in enumerate(policies):
-        for path in damaged if this_rank().rank == 0 else ():
+        for path in damaged:
             path.rename(path.with_suffix(DAMAGED))
         if state is not None:
             own, steps = buffers.policies[policy], state["env_steps"]

@@ -23,3 +23,12 @@ def learners(system: Trainer) -> list[Learner]:
 
 def rollout_workers(system: Trainer) -> list[RolloutWorker]:
     return [component for component in system.crew.components if isinstance(component, RolloutWorker)]
+
+
+def observe(seeing: Any, obs: Any) -> None:
+    """Move the statistics of a model, or of one of its normalizers, by raw observations."""
+    summaries = [part[None] for part in seeing.summarize(obs)]
+    if hasattr(seeing, "update"):
+        seeing.update(*summaries)
+    else:
+        seeing.update_normalizers(summaries)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector.utils import batch_space
-from parts import SMALL, make_config
+from parts import SMALL, make_config, observe
 from torch import nn
 
 from envs.families import probe
@@ -36,7 +36,7 @@ def make(env: str, **settings: Any) -> tuple[Policy, Data]:
     masks = () if mask is None else np.random.default_rng(0).integers(2, size=(STEPS, *mask.shape))
     flat = policy.kind.flatten(seen.sample(), masks)
     leaves = {name: torch.as_tensor(value) for name, value in flat.items()}
-    policy.model.update_normalizers(leaves)
+    observe(policy.model, leaves)
     return policy, leaves
 
 

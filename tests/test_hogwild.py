@@ -32,7 +32,7 @@ class Worker:
         rng = torch.Generator().manual_seed(seed)
         for parameter in self.model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=rng)
-        self.reducer.step(self.optimizer, math.inf)
+        self.reducer.step(self.optimizer, math.inf, {})
 
 
 def test_two_learners_in_turns_are_one_that_takes_all_the_steps() -> None:

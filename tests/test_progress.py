@@ -27,7 +27,7 @@ ROW = {"env_steps": 1_234_567, "env_frames": 4_938_268, "wall_sec": 1500.0, "fps
      "12.3% | NOT SAVED: No space left on device | 0:00:00 left | 4,938,268 frames | ")])
 def test_the_progress_line_fits_80_columns(more: dict, pace: float, trouble: str, line: str) -> None:
     trainer = SimpleNamespace(cfg=make_config({"env": "tiny", "env_frameskip": 4}), row=ROW | more, goal=10_000_000,
-                              trouble=trouble, buffers=SimpleNamespace(agent_return=torch.tensor([-3.2])))
+                              trouble=trouble, besides="", buffers=SimpleNamespace(agent_return=torch.tensor([-3.2])))
     assert describe_progress(trainer, [], {"fps": 4 * pace, "num_replaced": 0}) == line
     assert len(line) <= WIDTH
 

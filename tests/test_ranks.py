@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from torch.distributed import TCPStore
 from learner import training_state
 from runtime.checkpoint import find_checkpoint, load_checkpoint, read_lines
 from runtime.processes import start_server
-from runtime.several import open_store
+from runtime.several import Ranks, open_store
 from runtime.utils import SIGNALS, take_share_of_cores
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,12 +121,15 @@ def exact(rig: Rig, data: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
     model, reducer = rig.learner.model.double(), rig.learner.reducer
     model.arithmetic = model.normalizers[0].precision = torch.float64
     data = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in data.items()}
-    model.returns.update(*(data[name].T for name in ("rewards", "terminated", "truncated", "valid")), 0.99, reducer)
-    model.update_normalizers({"obs": data["obs/obs"].flatten(0, 1)}, reducer)
+    columns = (data[name].T for name in ("rewards", "terminated", "truncated", "valid"))
+    own = model.returns.summarize(*columns, 0.99), *model.summarize({"obs": data["obs/obs"].flatten(0, 1)})
+    of_returns, *of_obs = reducer.gather(*own)
+    model.returns.update(of_returns)
+    model.update_normalizers(of_obs)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
         patch.setattr(Tensor, "float", Tensor.double)  # what the model converts to
         _, stats = rig.gradients(data)
-    stats["grad_norm"] = reducer.step(torch.optim.SGD(model.parameters(), 0.0), float("inf"))
+    stats["grad_norm"] = reducer.step(torch.optim.SGD(model.parameters(), 0.0), float("inf"), stats)
     return {name: parameter.grad for name, parameter in model.named_parameters()}, stats
 
 
@@ -158,7 +162,7 @@ def stop_in_the_middle(rank: int) -> tuple[int, int, str]:
 
 def test_a_rank_that_stops_within_a_dataset_takes_the_same_steps_as_all(processes: Pool) -> None:
     ranks = on_ranks(processes, 3, stop_in_the_middle)
-    assert ranks[0][:2] == (4, 5), "one more step, and one of the next dataset"
+    assert ranks[0][:2] == (3, 4), "this step, and one of the next dataset"
     assert ranks == [ranks[0]] * 3
 
 
@@ -238,7 +242,27 @@ def test_a_rank_that_is_stopped_or_dies_ends_all(tmp_path: Path, number: int) ->
     rank_1.send_signal(number)
     output = run.end()
     assert (run.torchrun.returncode == 0) == (number == signal.SIGTERM), output
+    lost = f"train.py: rank 1 on {socket.gethostname()} is lost, no sign of life since "
+    assert (lost in output) == (number == signal.SIGKILL), output
     assert run.summary()["sgd_steps"] > 0
+
+
+@pytest.mark.parametrize(("ages", "store_age", "failure", "expected"), [
+    ((1, 1, 1), 1, "", ""),
+    ((1, 40, 35), 1, "", "rank 1 on b is lost, no sign of life since "),
+    ((33, 33, 33), 32, "", "rank 0 on a is lost, no sign of life since "),  # where the store is
+    ((70, 71, 99), 40, "", "rank 2 on c is lost, no sign of life since "),  # before the store was lost
+    ((1, 1, 1), 1, "rank 2 on c has failed: learner was killed", "rank 2 on c has failed: learner was killed"),
+])
+def test_who_is_lost(ages: tuple[int, ...], store_age: int, failure: str, expected: str) -> None:
+    """ages: seconds since each rank, or the store, was heard last."""
+    now, ranks = time.monotonic(), Ranks.__new__(Ranks)
+    ranks.answered_at = now - store_age
+    ranks.heard = [({"name": name} | ({"failure": failure} if failure and age == 1 else {}), now - age)
+                   for name, age in zip(("rank 0 on a", "rank 1 on b", "rank 2 on c"), ages, strict=True)]
+    found = ranks.find_lost(30.0)
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)
 
 
 def test_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

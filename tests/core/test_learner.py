@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from algorithm import MaskedMean, describe, moments_of, summarize
 from appo import clipped_value_error, held_ratios, normalize_advantages, ppo_objective
 from feed import scale_rewards
-from learner import next_learning_rate, scheduled_rate, training_state
+from learner import next_learning_rate, scheduled_rate, summarize_data, training_state
 from normalizers import ReturnNormalizer
 from runtime import checkpoint
 from runtime.several import Reducer
@@ -101,7 +101,7 @@ def test_masked_rows_change_neither_loss_nor_gradients_nor_statistics(settings: 
 @pytest.mark.parametrize("images", [False, True])
 def test_the_normalizer_sees_every_step_of_an_episode_alike_whatever_its_length(length: int, images: bool) -> None:
     """The oracle: the statistics of all decisions. One hot step of the episode is a mean of 1 / length."""
-    learner = Rig().learner
+    learner = Rig(normalize_returns=False).learner
     learner.steps_per_pass = 1 if images else 10**6  # as small images: a sample of 512 rows of up to 2,048
     steps = torch.stack([(torch.arange(33) + 32 * b) % (length + 1) for b in range(64)])  # one episode after another
     valid = steps[:, :-1] < length  # the others reset
@@ -110,7 +110,8 @@ def test_the_normalizer_sees_every_step_of_an_episode_alike_whatever_its_length(
     for element, step in enumerate(marked):
         obs[..., element] = (steps == step).float()
     for _ in range(8):
-        learner.update_normalizers({"obs/obs": obs}, valid)
+        summaries = summarize_data(learner, {"obs/obs": obs}, valid)
+        learner.model.update_normalizers([each[None] for each in summaries])
     normalizer = learner.model.normalizers[0]
     mean = obs[:, :-1][valid].mean(0)
     assert normalizer.count == 8 * (min(512, int(valid.sum())) if images else int(valid.sum()))
@@ -310,8 +311,8 @@ def test_the_statistics_of_the_returns_are_those_of_the_rewards_whatever_the_val
     for seed in range(3):
         rig.learner.model.value_head.bias.data += 1e3
         dataset = rig.dataset(seed)
-        expected.update(0.5 * dataset.tensors["rewards"].T, *(
-            dataset.tensors[name].T for name in ("terminated", "truncated", "valid")), rig.cfg.gamma)
+        expected.update(expected.summarize(0.5 * dataset.tensors["rewards"].T, *(
+            dataset.tensors[name].T for name in ("terminated", "truncated", "valid")), rig.cfg.gamma)[None])
         rig.train(dataset)
         assert_same(returns.state_dict(), expected.state_dict())
 
@@ -345,7 +346,7 @@ def test_the_steps_are_those_of_pytorchs_own_clipping_and_adam(max_norm: float) 
             ours.grad = theirs.grad.clone()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
         expected.step()
-        torch.testing.assert_close(Reducer().step(fused, max_norm), norm)
+        torch.testing.assert_close(Reducer().step(fused, max_norm, {}), norm)
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-6)
 

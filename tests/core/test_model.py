@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from parts import make_config
+from parts import make_config, observe
 from torch import Tensor, nn
 
 from config import Config
@@ -102,7 +102,7 @@ def small_model(**settings: object) -> tuple[ActorCritic, dict[str, Tensor]]:
     torch.manual_seed(0)
     model = make_model(config(encoder_conv_mlp_layers=(64,), **settings), {"obs": IMAGE}, spaces.Discrete(6))
     obs = {"obs": draw(IMAGE, 64)}
-    model.update_normalizers(obs)
+    observe(model, obs)
     return model, obs
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from oracles import walk
-from parts import make_config
+from parts import make_config, observe
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -41,7 +41,7 @@ def test_running_statistics_are_those_of_all_rows(space: spaces.Box, unit: float
     for seed, count in enumerate((7, 50, 1, 0, 33, 100)):
         rows = draw(space, count, seed)
         seen = np.concatenate([seen, rows.numpy() / unit])
-        normalizer.update(rows)
+        observe(normalizer, rows)
         assert normalizer.count == len(seen)
         np.testing.assert_allclose(normalizer.mean, seen.mean(0), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(normalizer.var, seen.var(0), rtol=1e-4, atol=1e-6)
@@ -70,7 +70,7 @@ def test_numbers_of_any_size_and_place_are_normalized(dtype: type, far: float, d
     rows = (far + deviation * noise).astype(leaf.dtype)
     normalizer = RunningNormalizer(CONFIG, leaf)
     for part in rows:
-        normalizer.update(torch.from_numpy(part))
+        observe(normalizer, torch.from_numpy(part))
     everything = rows.astype(np.float64)
     np.testing.assert_allclose(normalizer.mean, everything.mean((0, 1)), rtol=0, atol=1e-3 * deviation)
     np.testing.assert_allclose(normalizer.var, everything.var((0, 1)), rtol=1e-3, atol=1e-6 * deviation**2)
@@ -84,7 +84,7 @@ def test_numbers_of_any_size_and_place_are_normalized(dtype: type, far: float, d
 
 def test_a_pixel_that_never_changed_does_not_blow_up_when_it_does() -> None:
     normalizer = RunningNormalizer(CONFIG, IMAGE)
-    normalizer.update(torch.full((10, 2, 4, 4), 128, dtype=torch.uint8))
+    observe(normalizer, torch.full((10, 2, 4, 4), 128, dtype=torch.uint8))
     brighter = normalizer(torch.full((1, 2, 4, 4), 129, dtype=torch.uint8), torch.float32)
     torch.testing.assert_close(brighter, torch.full((1, 2, 4, 4), 1 / 255 / math.sqrt(1e-5)), rtol=0.01, atol=0)
 
@@ -125,7 +125,7 @@ def test_settings_choose_what_is_normalized_indices_become_bits_images_and_vecto
                 "gear": one_hot(obs["gear"], 3).float(),
                 "knobs": torch.cat([one_hot(obs["knobs"][:, i], n) for i, n in enumerate((2, 4))], 1).float()}
     model = ActorCritic(make_config({"env": "test"}, settings), LEAVES, spaces.Discrete(2))
-    model.update_normalizers(obs)
+    observe(model, obs)
     torch.testing.assert_close(model.normalize(obs), expected | {name: standardized(expected[name]) for name in names},
                                rtol=1e-4, atol=1e-4)
 
@@ -143,7 +143,8 @@ def return_normalizer() -> ReturnNormalizer:
 def see(normalizer: ReturnNormalizer, rewards: Tensor, gamma: float = 0.9, **flags: Any) -> None:
     """Show it trajectories [T, B]: without an end and valid, where flags say nothing else."""
     flags = {"terminated": False, "truncated": False, "valid": True} | flags
-    normalizer.update(rewards, *(torch.as_tensor(flag).expand(rewards.shape) for flag in flags.values()), gamma)
+    columns = (torch.as_tensor(flag).expand(rewards.shape) for flag in flags.values())
+    normalizer.update(normalizer.summarize(rewards, *columns, gamma)[None])
 
 
 def test_statistics_of_returns_follow_ends_and_ignore_what_is_not_valid() -> None:

@@ -10,11 +10,11 @@ a loss averages, and the units of the returns, are of one learner alone. The fir
 learned, after each of its own steps. Learners with roles (`algorithms/pql.py`) use it too: each has gradients of its
 own part alone, so nothing is lost.
 
-`AllReduce`: `torchrun --standalone --nproc-per-node 2 train.py ...` starts whole systems, called *ranks*, each with its
-share of the cores and environments of its own. They agree on the settings at the start, through torchrun's store. From
-then on only their learners meet: each has minibatches of its own; they add their gradients and everything that a loss
-averages, and take the same steps, so that all have the same weights to the last bit. Rank 0 keeps the run's folder, the
-others write little and into temporary ones.
+`AllReduce`: `torchrun` starts whole systems, called *ranks*, on one host or several, each with its share of the cores
+and environments of its own (`docs/several_machines.md`). Rank 0's settings and checkpoint reach the others at the
+start, through torchrun's store. From then on only their learners meet: each has minibatches of its own; they average
+their gradients and everything that a loss averages, and take the same steps, so that all have the same weights to the
+last bit. Rank 0 keeps the run's folder, the others write little and into temporary ones. `Ranks` tells who is lost.
 """
 
 import atexit
@@ -69,6 +69,9 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 class Reducer:
     """One learner: there is nobody to agree with."""
 
+    size = 1  # ranks
+    waited_sec = since = 0.0  # for other ranks, and since when
+
     def make_optimizer(self, model: nn.Module, make: MakeOptimizer) -> torch.optim.Optimizer:
         """Make the optimizer of what `step` changes."""
         return make(model.parameters())
@@ -82,9 +85,6 @@ class Reducer:
     def count(self, kind: int, total: int, more: int) -> int:
         """Count more of what this learner has done; return that of all learners. total: the last answer."""
         return total + more
-
-    size = 1  # ranks
-    waited_sec = since = 0.0  # for other ranks, and since when
 
     def share_waited(self) -> float:
         """Return the share of the time since the last call in which this learner waited for other ranks."""
@@ -113,9 +113,9 @@ ALONE = Reducer()
 
 
 class AllReduce(Reducer):
-    """One of several learners, one in each rank, that take the same steps with the sum of their gradients.
+    """One of several learners, one in each rank, that take the same steps with the mean of their gradients.
 
-    Small tensors are gathered and added in the order of the ranks, so that all have the same sum to the last bit.
+    What is gathered is added in the order of the ranks, so that all have the same sum to the last bit.
     """
 
     def __init__(self, store_prefix: str, timeout_sec: float) -> None:
@@ -154,7 +154,7 @@ class AllReduce(Reducer):
                   if not name.endswith(("_max", "_min"))}
         parts.extend(shared.values())
         flat = torch.cat([part.flatten() for part in parts])
-        if flat.nbytes * (self.size - 2) < MANY_BYTES:
+        if flat.nbytes * (self.size - 1) < MANY_BYTES:
             flat = self.gather(flat)[0].sum(0)
         else:
             self.meet(distributed.all_reduce, flat)
@@ -378,10 +378,10 @@ class Ranks(Service):
         """Begin to tell and to hear. store_prefix: of this system's part of torchrun's store."""
         own = this_rank()
         self.trainer, self.prefix = trainer, f"{store_prefix}/alive"
-        self.told = {"name": f"rank {own.rank} on {socket.gethostname()}", "beat": 0}
+        self.told = {"name": f"rank {own.rank} on {socket.gethostname()}", "beat": 0, "newest": "its newest checkpoint"}
         self.answered_at = time.monotonic()  # when the store last told of all
         # what each rank said last, and when
-        self.heard = [({"name": f"rank {rank}"}, self.answered_at) for rank in range(own.world_size)]
+        self.heard = [(self.told | {"name": f"rank {rank}"}, self.answered_at) for rank in range(own.world_size)]
         self.is_over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
@@ -389,12 +389,10 @@ class Ranks(Service):
 
     def run(self) -> None:
         """Tell and hear, until the end or until the store is lost."""
-        folder = policy_dir(self.trainer.cfg.run_dir)
         with contextlib.suppress(RuntimeError):  # whatever the connection dies of
             store = open_store(CONNECT_SEC)
             while not self.is_over.wait(BEAT_SEC):
                 self.told["beat"] += 1
-                self.told["newest"] = next((path.name for path in list_resumable(folder)), "the beginning")
                 store.set(f"{self.prefix}/{this_rank().rank}", json.dumps(self.told))
                 for rank, (before, _) in enumerate(self.heard):
                     key = f"{self.prefix}/{rank}"
@@ -410,6 +408,9 @@ class Ranks(Service):
                 self.told["allocated"] = True
                 self.trainer.wait_until(lambda: all(news.get("allocated") for news, _ in self.heard),
                                         lambda: "not all ranks have made their models")
+            case ("saved" | "ready_to_train", *_):
+                newest = list_resumable(policy_dir(self.trainer.cfg.run_dir))
+                self.told["newest"] = newest[0].name if newest else "the beginning"
             case ("died", _, why, _) if "/gloo/" in why:  # its errors name the line of its code
                 deadline = time.monotonic() + SOON_SEC + 2 * BEAT_SEC
                 while not (line := self.find_lost(SOON_SEC)) and time.monotonic() < deadline:
@@ -442,7 +443,7 @@ class Ranks(Service):
     def end(self, line: str) -> None:
         """Pass the line on, and end this rank with it."""
         self.told["failure"] = line
-        raise ComponentError(f"{line}; the same command resumes from {self.heard[0][0].get('newest')}")
+        raise ComponentError(f"{line}; the same command resumes from {self.heard[0][0]['newest']}")
 
     def close(self) -> None:
         """Let the others hear of a failure; after the end in order they know."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -85,11 +86,16 @@ class Hosts:
         torchrun = psutil.Process(self.torchruns[number].pid)
         return next(child for child in torchrun.children() if "train.py" in child.cmdline())
 
-    def end(self, timeout_sec: float = 60) -> list[int]:
-        """Wait for the end of all processes; return the statuses of the torchruns."""
+    def end(self, timeout_sec: float = 60, dead: int | None = None) -> list[int]:
+        """Wait for the end of all processes; return the statuses of the torchruns.
+
+        dead: a host without power, which removes nothing.
+        """
         statuses = [each.wait(timeout_sec) for each in self.torchruns]
         assert not psutil.wait_procs(self.started, timeout=10)[1], "a process is left"
-        assert not [*Path(tempfile.gettempdir()).glob(f"rank_*_of_{self.torchruns[-1].pid}_*")]
+        for number, torchrun in enumerate(self.torchruns):
+            left = [*Path(tempfile.gettempdir()).glob(f"rank_*_of_{torchrun.pid}_*")]
+            assert not left or number == dead
         return statuses
 
     def close(self) -> None:
@@ -135,3 +141,51 @@ def test_hosts_learn_cartpole_stop_and_resume_with_another_number_of_them(hosts:
     assert again["sgd_steps"] > saved["sgd_steps"]
     assert again["config"]["learning_rate"] == 2e-3
     assert len([*folder.glob(f"checkpoints/policy_00/checkpoint_{again['sgd_steps']:09}_*")]) == 1
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("HOST_FAULTS", "0"))))
+def test_random_faults_end_all_hosts_with_one_line_that_names_the_place(hosts: Hosts, seed: int) -> None:
+    """A fault at any time once all train: HOST_FAULTS=40 python -m pytest tests/test_hosts.py; 20 s each."""
+    rng = random.Random(seed)
+    size, fault = rng.choice([2, 3]), ("rank", "component", "host", "wire", "SIGTERM")[seed % 5]
+    hosts.start(size)
+    hosts.wait_for_rows()
+    time.sleep(rng.uniform(0.0, 5.0))
+    victim = rng.randrange(size)
+    role = rng.choice(["rollout_0", "policy_0", "learner"])
+    begun = time.monotonic()
+    if fault == "rank":
+        hosts.rank(victim).kill()
+    elif fault == "component":
+        next(process for process in hosts.processes(victim) if process.name() == role).kill()
+    elif fault == "host":
+        for process in hosts.processes(victim):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    elif fault == "wire":
+        run(f"ip -n {hosts.tag} link set port{victim} down")
+    else:
+        hosts.rank(victim).send_signal(signal.SIGTERM)
+    statuses = hosts.end(dead=victim if fault == "host" else None)
+    said = [[line for line in hosts.output(number).splitlines() if line.startswith("train.py: ")]
+            for number in range(size)]
+    seconds = time.monotonic() - begun
+    print(f"seed {seed}: {fault} {role if fault == 'component' else ''} of host{victim} among {size}, "
+          f"{seconds:.1f} s, {statuses}", *said, sep="\n    ")
+    assert seconds < (45 if fault == "wire" else 15)
+    if fault == "SIGTERM":
+        assert statuses == [0] * size
+        assert sum(map(len, said)) == 0
+        assert hosts.output(0).count("records in") == 2
+        return
+    dead = {victim} if fault in ("rank", "host") else set()
+    for number in set(range(size)) - dead:
+        assert statuses[number] == 1
+        (line,) = said[number]
+        if fault == "wire":  # each side has lost the other
+            assert re.search(r"rank \d on host\d is lost, no sign of life since \d\d:\d\d:\d\d; .* resumes from", line)
+        elif fault == "component" and number == victim:
+            assert "was killed by SIGKILL" in line
+        else:
+            assert f"rank {victim} on host{victim}" in line
+            assert "resumes from" in line

@@ -58,7 +58,10 @@ class MaskedMean:
         return self.reducer.gather(self.own_count)[0].sum().clamp(min=1) / self.reducer.size
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the mean; of several ranks the part of this one, so that the mean of all parts is that of all rows."""
+        """Return the mean; of several ranks the part of this one: the mean of all parts is that of all rows.
+
+        So a loss must be linear in it.
+        """
         return self.masked(x).sum((-2, -1)) / self.count
 
     def masked(self, x: Tensor) -> Tensor:

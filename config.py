@@ -24,9 +24,7 @@ from runtime.checkpoint import holds_run, load_saved, run_dir_of
 from runtime.command_line import as_typed, check_values, make_parser
 from runtime.guard import COMPONENT
 from runtime.machine import Machine, automatic, cpu_cores, this_machine
-from runtime.utils import MAX_SEED, UserError, check_trusted, nearest, say
-
-Values = dict[str, Any]  # of settings, by their names
+from runtime.utils import MAX_SEED, UserError, Values, check_trusted, nearest, say
 
 
 class Bounds(NamedTuple):

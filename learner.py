@@ -32,7 +32,7 @@ from runtime import checkpoint
 from runtime.machine import body_dtype, prepare
 from runtime.processes import SAVES
 from runtime.several import DECISIONS, SGD_STEPS, Stats, agree, make_reducer
-from runtime.utils import SHUFFLE, UserError, derive_seed, this_rank
+from runtime.utils import SHUFFLE, UserError, Values, derive_seed, this_rank
 from shared_buffers import FINISH, LOAD, SAVE, SAVE_BEST, SAVE_MILESTONE, SharedBuffers
 
 # observations evaluated at once on a CPU, about 260 of Atari: the activations of more would fall out of its cache
@@ -398,7 +398,7 @@ def describe(learner: Learner, summary: dict[str, float], valid: Tensor) -> dict
 # ---- what a checkpoint holds -----------------------------------------------------------------------------------------
 
 
-def training_state(learner: Learner) -> checkpoint.State:
+def training_state(learner: Learner) -> Values:
     """Return all that a checkpoint holds, of all learners of the policy; the model's tensors are the live ones."""
     learner.take_over()
     return learner.buffers.origin(learner.cfg, learner.policy) | {
@@ -411,7 +411,7 @@ def training_state(learner: Learner) -> checkpoint.State:
     }
 
 
-def restore(learner: Learner, state: checkpoint.State) -> None:
+def restore(learner: Learner, state: Values) -> None:
     """Take over what `training_state` returned, or a part of it; the weights come from `SharedWeights`.
 
     Settings stay those of the configuration, since the command line may have changed them.
@@ -424,7 +424,7 @@ def restore(learner: Learner, state: checkpoint.State) -> None:
         learner.learning_rate = state["learning_rate"]
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: checkpoint.State) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Values) -> None:
     """Take over what a checkpoint's optimizer has learned, if it is of the same class, but not its settings."""
     learned = copy.deepcopy(state.get("optimizer"))  # its tensors may lie in the file
     if learned and learned.get("class", "Adam") == type(optimizer).__name__:

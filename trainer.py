@@ -15,7 +15,6 @@ rollout worker, policy worker and learner, and then reads their reports. Whateve
 this process, and the same seed gives the same numbers (on a CPU). Read next: `shared_buffers.py`.
 """
 
-import dataclasses
 import math
 import os
 import time
@@ -111,10 +110,10 @@ class Trainer:
                  "env_kwargs": env_kwargs, "algo": self.algo, **settings}
         of_encoder = parameters.encoder_settings(encoder or "", encodersubtype or "")
         take_share_of_cores()
-        cfg = configure(parameters.as_settings(given, of_encoder, policy_kwargs or {}))
-        context = None if cfg.serial_mode else start_server()  # first, since it takes seconds
-        store_prefix, of_this_rank = several.join_ranks(vars(cfg))
-        self.cfg = dataclasses.replace(cfg, **of_this_rank)
+        store_prefix, given = several.join_ranks(parameters.as_settings(given, of_encoder, policy_kwargs or {}))
+        self.cfg = configure(given)
+        several.tell_settings(store_prefix, vars(self.cfg))
+        context = None if self.cfg.serial_mode else start_server()
         # those that have begun; several ranks hear of each other from now on
         self.services: list[Service] = [several.Ranks(self, store_prefix)] if this_rank().world_size > 1 else []
         self.crew = Processes() if context else OneProcess()
@@ -169,6 +168,7 @@ class Trainer:
         self.tell("starting")
         self.wait_until(lambda: not self.unready, lambda: f"{', '.join(self.unready.values())} did not start "
                         "(--stall_timeout_sec)", START_SEC)
+        self.tell("made")
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from gymnasium.envs.registration import EnvSpec
 from envs.flat_spaces import ACTION_MASK, LARGEST, is_channels_last, parts_of
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, pettingzoo_maker
 from envs.vector_env import EnvInfo, Guard, GymVectorEnv, Info, VectorEnv, naming_failures
-from runtime.utils import ENVIRONMENT, Named, UserError, derive_seed, import_module
+from runtime.utils import ENVIRONMENT, Named, UserError, Values, derive_seed, import_module
 
 Config = Any  # that of `config.py`, of which environments know a few settings
 PROBED = 2**20  # the environment that only shows the spaces: no worker has so many
@@ -104,7 +104,7 @@ def minigrid_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env
     parts = env.observation_space.spaces
     image = spaces.Box(0, 255, (*parts["image"].shape[:2], 11 + 6 + 4), np.uint8)
 
-    def expand(obs: dict[str, Any]) -> dict[str, Any]:
+    def expand(obs: Values) -> Values:
         cells = [codes[obs["image"][..., i]] for i, codes in enumerate(planes)]
         return {**obs, "image": np.concatenate(cells, -1)}
 
@@ -118,7 +118,7 @@ def vizdoom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
     """
     from vizdoom import ScreenResolution  # noqa: PLC0415  optional package
 
-    kwargs: dict[str, Any] = {"doom_config_path": os.devnull}  # it would save its settings in the working folder
+    kwargs: Values = {"doom_config_path": os.devnull}  # it would save its settings in the working folder
     if 0 < cfg.res_w <= 160 and cfg.res_h <= 120:  # a third faster than the default 320x240
         kwargs["screen_resolution"] = ScreenResolution.RES_160X120
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):  # and leaves an empty folder there
@@ -217,7 +217,7 @@ class Family(NamedTuple):
     module: str  # the beginning of their entry points; of families that fit, the one with the longest counts
     # settings of `Config` that fit, as data. "num_envs" is the number of all environments on two cores, spread over the
     # rollout workers; "without_gpu" is what is set otherwise there
-    profile: dict[str, Any]
+    profile: Values
     make: Callable[[Config, EnvSpec, str | None], Any] = any_env
     make_batch: Callable[[Config, EnvSpec, int], gym.vector.VectorEnv | None] = own_batch
     obeys: tuple[str, ...] = ("res_w", "res_h")  # of env_frameskip, env_framestack, res_w and res_h; others are refused

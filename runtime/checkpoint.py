@@ -16,17 +16,16 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from runtime.utils import NO_MODULE, UserError, say
+from runtime.utils import NO_MODULE, UserError, Values, say
 
-State = dict[str, Any]  # what a checkpoint holds
 BEST, GIVEN = "best.pt", "given.pt"
 FORMAT = 2  # of the files
 NAME = re.compile(r"(checkpoint|milestone)_\d{9,}_\d{11,}\.pt")
@@ -68,7 +67,7 @@ def add_line(path: Path, line: str) -> None:
         file.write(f"{line}\n")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[Values]:
     """Read a file of one JSON object per line, but not lines that are damaged; none where there is no file."""
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
@@ -77,17 +76,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
-def finite(settings: Mapping[str, Any]) -> dict[str, Any]:
+def finite(settings: Values) -> Values:
     """Write infinity, which JSON does not have, as "inf"."""
     return {name: "inf" if value == math.inf else value for name, value in settings.items()}
 
 
-def save_settings(path: Path, settings: Mapping[str, Any]) -> None:
+def save_settings(path: Path, settings: Values) -> None:
     """Write settings as JSON. Raises `OSError`."""
     write_atomically(path, json.dumps(finite(settings), indent=2) + "\n")
 
 
-def load_saved(path: Path) -> dict[str, Any]:
+def load_saved(path: Path) -> Values:
     """Read settings that `save_settings` wrote. Raises `UserError` when the file is damaged."""
     try:
         return {name: math.inf if value == "inf" else value for name, value in json.loads(path.read_text()).items()}
@@ -107,7 +106,7 @@ def policy_dir(run_dir: Path, policy: int = 0) -> Path:
     return run_dir / "checkpoints" / f"policy_{policy:02}"
 
 
-def checkpoint_name(prefix: str, state: Mapping[str, Any]) -> str:
+def checkpoint_name(prefix: str, state: Values) -> str:
     return f"{prefix}_{state['sgd_steps']:09}_{state['env_steps']:011}.pt"
 
 
@@ -144,7 +143,7 @@ def find_checkpoint(run_dir: Path, which: str = "latest", policy: int = 0) -> Pa
     return next((path for path in found if path.is_file()), None)
 
 
-def save_checkpoint(state: State, path: Path) -> None:
+def save_checkpoint(state: Values, path: Path) -> None:
     """Write a checkpoint so that the file under its name is always whole. Raises `OSError`.
 
     It loads on a machine without a GPU.
@@ -157,7 +156,7 @@ def save_checkpoint(state: State, path: Path) -> None:
             raise (error.__context__ or error) from None
 
 
-def load_checkpoint(path: Path) -> State:
+def load_checkpoint(path: Path) -> Values:
     """Read a checkpoint.
 
     Raises `DamagedCheckpoint` when the file is damaged or is no checkpoint, `UserError` when it cannot be read.
@@ -186,7 +185,7 @@ def load_checkpoint(path: Path) -> State:
     return state
 
 
-def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, State | None, list[Path]]:
+def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, Values | None, list[Path]]:
     """Read the first whole one of what a policy can go on with; return its path, what it holds, and the damaged ones.
 
     Where there is nothing at all the first two are None. Raises `UserError` when all are damaged.
@@ -206,15 +205,15 @@ def load_newest(run_dir: Path, policy: int = 0) -> tuple[Path | None, State | No
     return None, None, []
 
 
-def last_saved(run_dir: Path, policy: int, **counts: int) -> State:
+def last_saved(run_dir: Path, policy: int, **counts: int) -> Values:
     """Return what a policy's newest checkpoint holds, if it has a whole one, with counts that are at least these."""
-    saved: State = {}
+    saved: Values = {}
     with contextlib.suppress(UserError):  # all are damaged: the moments of the optimizer begin anew
         saved = load_newest(run_dir, policy)[1] or {}
     return saved | {name: max(count, saved.get(name, 0)) for name, count in counts.items()}
 
 
-def load_weights(model: nn.Module, state: State, path: Path, algo: str) -> None:
+def load_weights(model: nn.Module, state: Values, path: Path, algo: str) -> None:
     """Load a checkpoint's weights. Raises `UserError` when they are those of another algorithm or architecture."""
     own = state.get("algo", algo)  # the oldest checkpoints do not name it
     if own != algo:
@@ -259,7 +258,7 @@ def run_dir_of(train_dir: str, experiment: str, env: str) -> Path:
     return Path(train_dir) / (experiment or re.sub(r"[/:]", "_", env.removeprefix(f"{NO_MODULE}:")))
 
 
-def prepare_run_dir(run_dir: Path, settings: Mapping[str, Any]) -> contextlib.ExitStack:
+def prepare_run_dir(run_dir: Path, settings: Values) -> contextlib.ExitStack:
     """Make a run's folder, as its settings say; return its lock, which is to be closed.
 
     Raises `UserError` when another process trains in it or, where nothing is resumed, it holds other things; `OSError`
@@ -281,7 +280,7 @@ def prepare_run_dir(run_dir: Path, settings: Mapping[str, Any]) -> contextlib.Ex
     return lock_folder(run_dir)
 
 
-def fill_run_dir(run_dir: Path, settings: Mapping[str, Any], start: int | None = None) -> None:
+def fill_run_dir(run_dir: Path, settings: Values, start: int | None = None) -> None:
     """Make what is missing of a run's folder, also while it runs: somebody may have removed it. Raises `OSError`.
 
     start: how often it was started before; None: that is not known yet.

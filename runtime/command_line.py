@@ -6,11 +6,11 @@ The fields carry what `config.option` notes of a setting: its group, its help, a
 import argparse
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from configparser import ConfigParser
 from typing import Any
 
-from runtime.utils import UserError, nearest
+from runtime.utils import UserError, Values, nearest
 
 EPILOG = ("In brackets: what a new run gets. An environment, an algorithm and a machine have defaults of their own: "
           "--env ID --help shows them.")
@@ -35,7 +35,7 @@ class OneLineParser(argparse.ArgumentParser):
         return known
 
 
-def make_parser(settings: type, description: str, values: Mapping[str, Any] | None = None) -> OneLineParser:
+def make_parser(settings: type, description: str, values: Values | None = None) -> OneLineParser:
     """Make the command line of a class of settings, in groups, with their defaults in the help.
 
     values: the defaults that differ for the environment in question, if there is one. The parsed namespace holds only
@@ -44,7 +44,7 @@ def make_parser(settings: type, description: str, values: Mapping[str, Any] | No
     parser = OneLineParser(
         description=description, epilog=EPILOG, argument_default=argparse.SUPPRESS,
         usage="%(prog)s --env ID [--setting VALUE ...]")
-    groups: dict[str, Any] = {}
+    groups: Values = {}
     for field in dataclasses.fields(settings):
         group, text, choices = (field.metadata[key] for key in ("group", "help", "choices"))
         if group not in groups:
@@ -56,7 +56,7 @@ def make_parser(settings: type, description: str, values: Mapping[str, Any] | No
     return parser
 
 
-def form(kind: Any) -> dict[str, Any]:
+def form(kind: Any) -> Values:
     """Return how argparse reads a setting of a type."""
     if kind is bool:
         return {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
@@ -80,7 +80,7 @@ def whole_number(text: str) -> int:
     return int(number)
 
 
-def check_values(settings: type, values: Mapping[str, Any]) -> None:
+def check_values(settings: type, values: Values) -> None:
     """Raise `UserError` for the value of a setting that has another type, or is not allowed; others may be missing."""
     for field in dataclasses.fields(settings):
         if field.name not in values:

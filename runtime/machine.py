@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from runtime.utils import UserError, own_cores, this_rank
+from runtime.utils import UserError, Values, own_cores, this_rank
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # where a container on Linux sees its share of time, "150000 100000"
 MIN_ROLLOUT = 16  # with shorter trajectories more would depend on the bootstrap value
@@ -53,7 +53,7 @@ def cpu_cores() -> int:
 
 
 def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, Any], *, num_roles: int,
-              large_observations: bool) -> dict[str, Any]:
+              large_observations: bool) -> Values:
     """Complete a profile, which is for two cores, for a machine.
 
     1. Without a GPU a profile's "without_gpu" counts, unless a network is given.
@@ -107,7 +107,7 @@ def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, 
     return settings
 
 
-def for_images(settings: dict[str, Any], num_envs: int, machine: Machine, *, has_memory: bool) -> int:
+def for_images(settings: Values, num_envs: int, machine: Machine, *, has_memory: bool) -> int:
     """Return the number of environments that keeps batches of inference large; adapt trajectories and batches to it.
 
     At least 16 for each core, or half of the profile's. If that doubles their number, the size of minibatches doubles

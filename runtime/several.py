@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import functools
 import io
+import ipaddress
 import itertools
 import json
 import math
@@ -32,7 +33,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from runtime.checkpoint import list_resumable, policy_dir
+from runtime.checkpoint import BEST, list_resumable, load_newest, policy_dir
 from runtime.guard import remove_at_end
 from runtime.processes import Service
 from runtime.utils import ComponentError, UserError, this_rank
@@ -52,13 +53,13 @@ MAX_STARTS = 1_000_000
 OWN_SETTINGS = {"num_workers", "num_envs_per_worker", "worker_num_splits", "policy_workers_per_policy",
                 "learner_threads", "train_dir", "eval_every_env_steps"}
 CONNECT_SEC, POLL_SEC, MAX_SEC = 60, 0.1, 1e6
-BEAT_SEC = 0.5
-LOST_SEC = 30.0  # without a sign of life
-SOON_SEC = 2.5  # the same, when a connection has broken or the store is gone: within that all may end in order
+PIECE = 4_000_000  # bytes of a value in the store, which takes no more than 8 MiB
+# A rank tells so often that it lives. It is lost after so long without; sooner when a connection has broken or the
+# store is gone, but not before all can have ended in order.
+BEAT_SEC, LOST_SEC, SOON_SEC = 0.5, 30.0, 2.5
 PR_SET_PDEATHSIG = 1
 SGD_STEPS, DECISIONS = range(2)  # what learners count: steps, decisions that were trained on
 MANY_BYTES = 1_000_000  # of gradients: they are reduced, which takes twice the rounds of a gather but fewer bytes
-NOTHING = torch.empty(0)
 WAITS = "wait_of_rank_"  # in the statistics of a dataset: the share of the time in which each waited for the others
 systems = itertools.count(1)  # each rank has made equally many before: so they find each other
 
@@ -86,11 +87,6 @@ class Reducer:
         """Count more of what this learner has done; return that of all learners. total: the last answer."""
         return total + more
 
-    def share_waited(self) -> float:
-        """Return the share of the time since the last call in which this learner waited for other ranks."""
-        waited, since, self.waited_sec, self.since = self.waited_sec, self.since, 0.0, time.monotonic()
-        return waited / max(self.since - since, 1e-9)
-
     def gather(self, *tensors: Tensor) -> list[Tensor]:
         """Return tensors without gradient of every rank, [ranks, ...] each; one message for all of them."""
         return [tensor[None] for tensor in tensors]
@@ -98,8 +94,7 @@ class Reducer:
     def step(self, optimizer: torch.optim.Optimizer, max_norm: float, stats: Stats) -> Tensor:
         """Clip the gradients to a norm and take a step; skip it where the norm is not finite. Return the norm before.
 
-        The gradients are the means over all ranks, and so become the stats, but for extremes (`_max`, `_min`). On a GPU
-        this is where an SGD step waits for its gradients.
+        Gradients and stats become the means over all ranks. On a GPU this is where an SGD step waits for its gradients.
         """
         gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
@@ -149,16 +144,14 @@ class AllReduce(Reducer):
         for parameter in parameters:
             if parameter.grad is None:  # another rank may have one
                 parameter.grad = torch.zeros_like(parameter)
-        parts = [parameter.grad for parameter in parameters]
-        shared = {name: value.detach().to(parts[0], copy=True) for name, value in stats.items()
-                  if not name.endswith(("_max", "_min"))}
-        parts.extend(shared.values())
-        flat = torch.cat([part.flatten() for part in parts])
+        shared = {name: value.detach().to(parameters[0], copy=True) for name, value in stats.items()}
+        parts = [*(parameter.grad for parameter in parameters), *shared.values()]
+        flat = torch.cat([part.flatten() for part in parts]).cpu()
         if flat.nbytes * (self.size - 1) < MANY_BYTES:
             flat = self.gather(flat)[0].sum(0)
         else:
             self.meet(distributed.all_reduce, flat)
-        means = (flat / self.size).split([part.numel() for part in parts])
+        means = (flat / self.size).to(parts[0]).split([part.numel() for part in parts])
         torch._foreach_copy_(parts, [mean.view_as(part) for part, mean in zip(parts, means, strict=True)])
         stats.update(shared)
         return super().step(optimizer, max_norm, stats)
@@ -242,11 +235,11 @@ def make_reducer(shared: SharedTraining | None, learner: int, store_prefix: str,
     return AllReduce(store_prefix, timeout_sec) if this_rank().world_size > 1 else Reducer()
 
 
-def agree(learner: Any, lags: Tensor = NOTHING, summaries: Iterable[Tensor] = ()) -> tuple[int, list[Tensor]]:
+def agree(learner: Any, lags: Any = (), summaries: Iterable[Tensor] = ()) -> tuple[int, list[Tensor]]:
     """Exchange with the other ranks what was sampled, what a dataset holds, and whether one ends: then all do.
 
     Args:
-        lags: how old the valid rows of this rank's dataset are, in SGD steps, [rows].
+        lags: how old the valid rows of this rank's dataset are, in SGD steps, [rows] tensor.
         summaries: of the dataset, for the normalizers.
 
     Returns the number of valid rows of all ranks (0: one ends), and the summaries of each rank, [ranks, ...].
@@ -254,9 +247,10 @@ def agree(learner: Any, lags: Tensor = NOTHING, summaries: Iterable[Tensor] = ()
     if learner.has_ended:
         return 0, []
     buffers, reducer = learner.buffers, learner.reducer
-    own = buffers.count_sampled(learner.policy, slice(-1))
+    own, now = buffers.count_sampled(learner.policy, slice(-1)), time.monotonic()
+    wait, reducer.waited_sec, reducer.since = reducer.waited_sec / (now - reducer.since), 0.0, now
     lag_mean, lag_max = (lags.double().mean(), lags.max()) if len(lags) else (0.0, 0)
-    news = [buffers.training_over, learner.sgd_steps, len(lags), lag_mean, lag_max, reducer.share_waited(), *own]
+    news = [buffers.training_over, learner.sgd_steps, len(lags), lag_mean, lag_max, wait, *own]
     ranks, *of_ranks = reducer.gather(torch.DoubleTensor(news), *(summaries or learner.no_summaries))
     ends, steps, rows, lag_means, lags_max, waits, *sampled = ranks.unbind(1)
     assert (steps == learner.sgd_steps).all(), f"the ranks are apart: {steps.tolist()} SGD steps"
@@ -286,36 +280,40 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 # ---- ranks -------------------------------------------------------------------------------------------------------
 
 
-def join_ranks(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Take over the settings of rank 0, find the way to the other ranks, and end when torchrun ends.
+def join_ranks(given: dict) -> tuple[str, dict]:
+    """Find the way to the other ranks, take over the settings of rank 0, and end when torchrun ends.
 
-    Returns the prefix of this system's part of torchrun's store, and the settings that differ here: all but rank 0
-    write little, into temporary folders, which the guard removes when this process ends, also by SIGKILL, and judge
-    nothing. Raises `UserError` for what several ranks cannot do.
+    Returns the prefix of this system's part of torchrun's store, and the settings: those that were given, or elsewhere
+    than in rank 0 its own, but for what follows from a rank's machine. All but rank 0 write little, into temporary
+    folders, which the guard removes when this process ends, also by SIGKILL, and judge nothing.
     """
     own, prefix = this_rank(), f"{os.environ.get('TORCHELASTIC_RESTART_COUNT')}/{next(systems)}"
-    if own.world_size == 1:
-        return prefix, {}
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):  # elsewhere torchrun ends this process
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    choose_interface(prefix)
-    own_settings = json.loads(json.dumps(settings))
-    of_rank_0 = json.loads(from_rank_0(f"{prefix}/settings", json.dumps(settings).encode()))
-    for name, value in {"num_policies": 1, "num_learners": 1, "async_rl": True, "serial_mode": False}.items():
-        if of_rank_0[name] != value:
-            raise UserError(f"--{name}={of_rank_0[name]} cannot be used with several ranks; set it to {value}")
+    if own.world_size > 1:
+        if hasattr(libc := ctypes.CDLL(None), "prctl"):  # elsewhere torchrun ends this process
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        choose_interface(f"{prefix}/address")
     if own.rank == 0:
-        return prefix, {}
+        return prefix, given
     folder = tempfile.mkdtemp(prefix=f"rank_{own.rank}_of_{os.getppid()}_")
     remove_at_end(folder)
-    other = {name: tuple(value) if isinstance(value, list) else value for name, value in of_rank_0.items()
-             if name not in OWN_SETTINGS and value != own_settings[name]}
-    return prefix, other | {"train_dir": folder, "eval_every_env_steps": 0, "stop_at_return": math.inf,
-                            "save_every_sec": math.inf, "save_milestones_sec": math.inf, "trace_sec": 0.0}
+    others = {name: value for name, value in json.loads(from_rank_0(f"{prefix}/settings")).items()
+              if name not in OWN_SETTINGS and value != given.get(name)}  # what names code takes it along
+    return prefix, {**given, **others, "train_dir": folder, "eval_every_env_steps": 0, "stop_at_return": math.inf,
+                    "save_every_sec": math.inf, "save_milestones_sec": math.inf, "trace_sec": 0.0}
 
 
-def choose_interface(prefix: str) -> None:
+def tell_settings(prefix: str, settings: dict) -> None:
+    """Tell the other ranks the settings of rank 0. Raises `UserError` for what several ranks cannot do."""
+    if this_rank().world_size == 1:
+        return
+    for name, value in {"num_policies": 1, "num_learners": 1, "async_rl": True, "serial_mode": False}.items():
+        if settings[name] != value:
+            raise UserError(f"--{name}={settings[name]} cannot be used with several ranks; set it to {value}")
+    if this_rank().rank == 0:
+        from_rank_0(f"{prefix}/settings", json.dumps(settings).encode())
+
+
+def choose_interface(key: str) -> None:
     """Let gloo use the network interface that leads to the other hosts, whatever this host's name stands for.
 
     That is the one through which this rank reaches rank 0. A rank that reaches it within its own host asks the others.
@@ -323,10 +321,10 @@ def choose_interface(prefix: str) -> None:
     own = this_rank()
     with socket.create_connection((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]), CONNECT_SEC) as connection:
         address, of_rank_0 = connection.getsockname()[0], connection.getpeername()[0]
-        if address != of_rank_0:  # of another host
-            open_store(CONNECT_SEC).set(f"{prefix}/address", of_rank_0)
-        elif own.world_size > own.local_world_size:
-            address = open_store(CONNECT_SEC).get(f"{prefix}/address").decode()
+    if address != of_rank_0 and not ipaddress.ip_address(address).is_loopback:  # of another host
+        open_store(CONNECT_SEC).set(key, of_rank_0)
+    elif own.world_size > own.local_world_size:
+        address = hear(key).decode()
     for name, addresses in psutil.net_if_addrs().items():
         if address in [each.address for each in addresses]:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -339,28 +337,35 @@ def open_store(timeout_sec: float) -> Any:
     return distributed.TCPStore(address, port, timeout=timedelta(seconds=timeout_sec))
 
 
-def from_rank_0(key: str, value: bytes) -> bytes:
-    """Return the value that rank 0 has given; each key once. Raises `ComponentError` when it gives none."""
+def hear(key: str) -> bytes:
+    """Wait for what another rank tells in the store. Raises `ComponentError` when it tells nothing."""
+    deadline = time.monotonic() + CONNECT_SEC
     try:
         store = open_store(CONNECT_SEC)
-        if this_rank().rank == 0:
-            store.set(key, value)
-        deadline = time.monotonic() + CONNECT_SEC
         while not store.check([key]) and time.monotonic() < deadline:
             time.sleep(POLL_SEC)  # `get` would wait where no signal ends it
         return store.get(key)
     except RuntimeError as error:
-        raise ComponentError(f"rank 0 on {os.environ['MASTER_ADDR']} is lost, it has not told its {key}") from error
+        raise ComponentError(f"rank 0 on {os.environ['MASTER_ADDR']} is lost, or has failed while it began") from error
 
 
-def copy_from_rank_0(key: str, folder: Path, paths: Iterable[Path]) -> None:
-    """Copy files in the folder of rank 0's run into that of this rank, where they exist."""
-    if this_rank().world_size == 1:
-        return
+def from_rank_0(key: str, value: bytes = b"") -> bytes:
+    """Return the value that rank 0 has given; each key once."""
+    if this_rank().rank == 0:
+        pieces = [value[start : start + PIECE] for start in range(0, len(value), PIECE)]
+        for number, piece in enumerate([str(len(pieces)).encode(), *pieces]):
+            open_store(CONNECT_SEC).set(f"{key}/{number}", piece)
+    return b"".join(hear(f"{key}/{number + 1}") for number in range(int(hear(f"{key}/0"))))
+
+
+def copy_run(key: str, folder: Path) -> None:
+    """Copy what a run goes on with from the folder of rank 0 into that of this rank."""
     file = io.BytesIO()
+    newest, *_ = load_newest(folder)
     with tarfile.open(mode="w", fileobj=file) as archive:
-        for path in filter(Path.is_file, paths):
-            archive.add(path, path.relative_to(folder))
+        for path in (folder / "config.json", folder / "starts.json", policy_dir(folder) / BEST, newest):
+            if path and path.is_file():
+                archive.add(path, path.relative_to(folder))
     content = from_rank_0(key, file.getvalue())
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         if this_rank().rank:
@@ -376,16 +381,16 @@ class Ranks(Service):
 
     def __init__(self, trainer: Any, store_prefix: str) -> None:
         """Begin to tell and to hear. store_prefix: of this system's part of torchrun's store."""
-        own = this_rank()
+        own, now = this_rank(), time.monotonic()
         self.trainer, self.prefix = trainer, f"{store_prefix}/alive"
         self.told = {"name": f"rank {own.rank} on {socket.gethostname()}", "beat": 0, "newest": "its newest checkpoint"}
-        self.answered_at = time.monotonic()  # when the store last told of all
-        # what each rank said last, and when
-        self.heard = [(self.told | {"name": f"rank {rank}"}, self.answered_at) for rank in range(own.world_size)]
+        self.answered_at = now  # when the store last told of all
+        # what each rank said last, and when; they may begin later than this one
+        self.heard = [(self.told | {"name": f"rank {rank}"}, now + CONNECT_SEC) for rank in range(own.world_size)]
         self.is_over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
-        atexit.register(self.is_over.set)  # the thread must not be in the store when Python ends
+        atexit.register(self.close)
 
     def run(self) -> None:
         """Tell and hear, until the end or until the store is lost."""
@@ -400,17 +405,17 @@ class Ranks(Service):
                     if news != before:
                         self.heard[rank] = news, time.monotonic()
                 self.answered_at = time.monotonic()
+            store.set(f"{self.prefix}/{this_rank().rank}", json.dumps(self.told | {"has_ended": True}))
 
     def on(self, report: tuple) -> None:
         """Note what the others must know. Raises `ComponentError` when the connection to another rank has broken."""
+        if report[0] in ("allocated", "made", "saved"):
+            newest = list_resumable(policy_dir(self.trainer.cfg.run_dir))
+            self.told |= {report[0]: True, "newest": newest[0].name if newest else "the beginning"}
         match report:
-            case ("allocated",):  # from now on an older run may be moved away
-                self.told["allocated"] = True
-                self.trainer.wait_until(lambda: all(news.get("allocated") for news, _ in self.heard),
-                                        lambda: "not all ranks have made their models")
-            case ("saved" | "ready_to_train", *_):
-                newest = list_resumable(policy_dir(self.trainer.cfg.run_dir))
-                self.told["newest"] = newest[0].name if newest else "the beginning"
+            case ("allocated" | "made" as place,):  # then rank 0 may move an older run away; all train
+                self.trainer.wait_until(lambda: all(news.get(place) for news, _ in self.heard),
+                                        lambda: "not all ranks have made their models and processes")
             case ("died", _, why, _) if "/gloo/" in why:  # its errors name the line of its code
                 deadline = time.monotonic() + SOON_SEC + 2 * BEAT_SEC
                 while not (line := self.find_lost(SOON_SEC)) and time.monotonic() < deadline:
@@ -424,8 +429,9 @@ class Ranks(Service):
         if waits := [share for name, share in self.trainer.row.items() if name.startswith(WAITS)]:
             news, _ = self.heard[waits.index(min(waits))]  # it waits least: the others wait for it
             self.trainer.besides = f"{max(waits):.0%} wait for {news['name'].rpartition(' ')[2]}"
-        line = self.find_lost(LOST_SEC if self.thread.is_alive() else SOON_SEC)
-        if line and not self.trainer.buffers.training_over:
+        has_store = self.thread.is_alive()
+        line = self.find_lost(LOST_SEC if has_store else SOON_SEC)
+        if line and (has_store or not self.trainer.buffers.training_over):  # then rank 0 has ended, and the store
             self.end(line)
 
     def find_lost(self, patience_sec: float) -> str:
@@ -433,9 +439,10 @@ class Ranks(Service):
         for news, _ in self.heard:
             if news.get("failure"):
                 return news["failure"]
-        news, since = min(self.heard, key=lambda heard: heard[1])
+        silent = [(since, news) for news, since in self.heard if not news.get("has_ended")]
+        since, news = min(silent, default=(self.answered_at, {}), key=lambda each: each[0])
         if self.answered_at - since <= patience_sec:  # all lived when the store last answered, which is rank 0's
-            news, since = self.heard[0][0], self.answered_at
+            since, news = self.answered_at, self.heard[0][0]
         seconds = time.monotonic() - since
         clock = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         return f"{news['name']} is lost, no sign of life since {clock}" if seconds > patience_sec else ""
@@ -446,8 +453,8 @@ class Ranks(Service):
         raise ComponentError(f"{line}; the same command resumes from {self.heard[0][0]['newest']}")
 
     def close(self) -> None:
-        """Let the others hear of a failure; after the end in order they know."""
-        if self.trainer.has_failed:
+        """Let the others hear that this rank ends, and whether it has failed."""
+        if not self.is_over.is_set() and (self.trainer.has_failed or not self.trainer.is_ready):
             self.told.setdefault("failure", f"{self.told['name']} has failed")
             time.sleep(2 * BEAT_SEC)
         self.is_over.set()

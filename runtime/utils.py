@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -32,6 +32,8 @@ from typing import Any, NamedTuple, NoReturn
 import cloudpickle
 
 from runtime.guard import RUN, start_guard
+
+Values = dict[str, Any]  # settings, a row of the records, what a checkpoint holds: by their names
 
 # ---- errors ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ def derive_seed(seed: int, purpose: int, start: int = 0, index: int = 0, part: i
 
 NAMES_CODE = ("env", "algo", "model", "encoder", "core", "policy_mapping")  # settings that may
 NO_MODULE = "by_value"  # in names of what no other program can import
-_USED: dict[Path, dict[str, Any]] = {}  # what code this program's systems were made of, by the folders of their runs
+_USED: dict[Path, Values] = {}  # what code this program's systems were made of, by the folders of their runs
 
 
 class Named(str):
@@ -132,7 +134,7 @@ class Named(str):
         return self
 
 
-def registered_here() -> dict[str, Any]:
+def registered_here() -> Values:
     """Return the environments that this program has registered with gymnasium; all processes have those of Atari."""
     import gymnasium as gym
 
@@ -188,7 +190,7 @@ def import_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def check_trusted(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: Path) -> None:
+def check_trusted(saved: Values, given: Values, run_dir: Path) -> None:
     """Refuse to import what only the settings in a run's folder ask for: who sends a folder would run code here.
 
     Args:
@@ -201,12 +203,12 @@ def check_trusted(saved: Mapping[str, Any], given: Mapping[str, Any], run_dir: P
                         "--trust_run if you know what that code does (in Python trust_run=True)")
 
 
-def remember(run_dir: Path, settings: Mapping[str, Any]) -> None:
+def remember(run_dir: Path, settings: Values) -> None:
     """Note what code a system of this program was made of: its run may be loaded here without more trust."""
     _USED[run_dir] = {flag: settings[flag] for flag in NAMES_CODE}
 
 
-def recall(run_dir: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
+def recall(run_dir: Path, saved: Values) -> Values:
     """Return those of a run's settings whose code this program has used for it; run_dir: where it was trained."""
     return {flag: code for flag, code in _USED.get(run_dir, {}).items() if code == saved.get(flag)}
 

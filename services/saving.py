@@ -19,8 +19,8 @@ from config import ANOTHER, Config, changes
 from envs.flat_spaces import AgentKind
 from runtime import checkpoint
 from runtime.processes import Service
-from runtime.several import copy_from_rank_0
-from runtime.utils import NETWORK, ComponentError, UserError, derive_seed
+from runtime.several import copy_run
+from runtime.utils import NETWORK, ComponentError, UserError, Values, derive_seed, this_rank
 from services.progress import RETURN_WINDOW
 from services.records import Records
 from shared_buffers import SAVE, SAVE_BEST, SAVE_MILESTONE, SAVE_PERIODIC, SharedBuffers
@@ -166,7 +166,7 @@ class Found(NamedTuple):
 
     model: nn.Module
     path: Path | None  # the checkpoint with which a resumed run goes on
-    state: checkpoint.State | None  # what that holds
+    state: Values | None  # what that holds
     damaged: list[Path]  # newer ones, which cannot be read
 
 
@@ -177,11 +177,9 @@ def find_policy(cfg: Config, policy: int, kind: AgentKind, store_prefix: str) ->
     """
     path, state, damaged = None, None, []
     if cfg.restart_behavior == "resume":
-        of_run, of_policy = cfg.run_dir, checkpoint.policy_dir(cfg.run_dir, policy)
-        newest, *_ = checkpoint.load_newest(of_run, policy)
-        files = [of_run / "config.json", of_run / "starts.json", of_policy / checkpoint.BEST, newest or of_run]
-        copy_from_rank_0(f"{store_prefix}/files", of_run, files)
-        path, state, damaged = checkpoint.load_newest(of_run, policy)
+        if this_rank().world_size > 1:
+            copy_run(f"{store_prefix}/files", cfg.run_dir)
+        path, state, damaged = checkpoint.load_newest(cfg.run_dir, policy)
     if state is not None:
         kind.obs_space = kind.as_trained(state, path)
     torch.manual_seed(derive_seed(cfg.seed, NETWORK, index=policy))
@@ -191,7 +189,7 @@ def find_policy(cfg: Config, policy: int, kind: AgentKind, store_prefix: str) ->
     return Found(model, path, state, damaged)
 
 
-def load_weights(cfg: Config, model: nn.Module, state: checkpoint.State, path: Path) -> None:
+def load_weights(cfg: Config, model: nn.Module, state: Values, path: Path) -> None:
     """Load the weights of a resumed run. Raises `UserError` when they do not fit, naming the settings that changed."""
     try:
         checkpoint.load_weights(model, state, path, cfg.algo)

@@ -41,11 +41,11 @@ class Hosts:
             run(f"ip netns add {host}")
             run(f"ip -n {self.tag} link add port{number} type veth peer name eth0 netns {host}")
             run(f"ip -n {self.tag} link set port{number} master wire up")
-            run(f"ip -n {host} addr add 10.77.0.{number + 1}/24 dev eth0")
+            run(f"ip -n {host} addr add 192.168.77.{number + 1}/24 dev eth0")
             run(f"ip -n {host} link set eth0 up")
             run(f"ip -n {host} link set lo up")
             (NAMES / host).mkdir(parents=True)
-            others = [f"{'127.0.1.1' if other == number else f'10.77.0.{other + 1}'} host{other}"
+            others = [f"{'127.0.1.1' if other == number else f'192.168.77.{other + 1}'} host{other}"
                       for other in range(size)]
             (NAMES / host / "hosts").write_text("\n".join(["127.0.0.1 localhost", *others, ""]))
 

@@ -23,10 +23,11 @@ from rig import Rig
 from torch import Tensor
 from torch.distributed import TCPStore
 
+from config import configure
 from learner import training_state
 from runtime.checkpoint import find_checkpoint, load_checkpoint, read_lines
 from runtime.processes import start_server
-from runtime.several import Ranks, open_store
+from runtime.several import Ranks, from_rank_0, join_ranks, open_store, tell_settings
 from runtime.utils import SIGNALS, take_share_of_cores
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -265,6 +266,22 @@ def test_a_rank_that_is_stopped_or_dies_ends_all(tmp_path: Path, number: int) ->
     lost = f"train.py: rank 1 on {socket.gethostname()} is lost, no sign of life since "
     assert (lost in output) == (number == signal.SIGKILL), output
     assert run.summary()["sgd_steps"] > 0
+
+
+def begin(rank: int) -> tuple[Any, ...]:
+    """Take over settings, and bytes that are more than the store takes at once."""
+    prefix, given = join_ranks({"env": "CartPole-v1", "num_workers": rank + 1} | (
+        {"algo": "IMPALA", "learning_rate": 3e-3} if rank == 0 else {"learning_rate": 1e-3}))
+    cfg = configure(given)
+    tell_settings(prefix, vars(cfg))
+    many = from_rank_0("many", bytes(range(250)) * 40_000 if rank == 0 else b"")
+    return cfg.algo, cfg.learning_rate, cfg.stop_at_return, cfg.num_workers, hashlib.sha256(many).hexdigest()
+
+
+def test_the_settings_of_rank_0_and_large_files_reach_all(processes: Pool) -> None:
+    ranks = on_ranks(processes, 2, begin)
+    many = hashlib.sha256(bytes(range(250)) * 40_000).hexdigest()
+    assert ranks == [("impala", 3e-3, float("inf"), rank + 1, many) for rank in range(2)]
 
 
 @pytest.mark.parametrize(("ages", "store_age", "failure", "expected"), [

@@ -20,12 +20,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
 from runtime.checkpoint import read_lines
-from runtime.utils import UserError, exit_status, run_command
+from runtime.utils import UserError, Values, exit_status, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP_SEC = 2.0  # at least, after the first SGD step
@@ -68,7 +68,7 @@ def watch(process: subprocess.Popen, run_dir: Path, seconds: float) -> Speed:
     return Speed(speed, speed * frameskip, (cpu_after - cpu_before) / steps * 1e6)
 
 
-def next_row(process: subprocess.Popen, run_dir: Path) -> tuple[dict[str, Any], float]:
+def next_row(process: subprocess.Popen, run_dir: Path) -> tuple[Values, float]:
     """Wait for the next row of a run's metrics; return it, and the CPU seconds of all its processes so far."""
     known = rows = read_lines(run_dir / "metrics.jsonl")
     while len(rows) == len(known):

@@ -26,10 +26,10 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from runtime.checkpoint import add_line, read_lines
-from runtime.utils import UserError, exit_status, run_command
+from runtime.utils import UserError, Values, exit_status, run_command
 from tools.plot import draw
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ class Study(NamedTuple):
     key: str = "mean_return"
 
 
-def run(study: Study, flags: str, seed: int, run_dir: Path) -> dict[str, Any]:
+def run(study: Study, flags: str, seed: int, run_dir: Path) -> Values:
     """Train once, to the goal or for the time there is; return what came of it. Raises `UserError` when it failed."""
     command = [sys.executable, str(ROOT / "train.py"), *shlex.split(flags), f"--train_dir={run_dir.parent}",
                f"--experiment={run_dir.name}", f"--seed={seed}", f"--stop_at_return={study.goal}",
@@ -67,7 +67,7 @@ def show(values: list[float]) -> str:
     return f"{statistics.median(values):,.4g} ({min(values):,.4g} to {max(values):,.4g})"
 
 
-def make_table(study: Study, results: list[dict[str, Any]]) -> str:
+def make_table(study: Study, results: list[Values]) -> str:
     """Write the table of a study in Markdown, the settings in their order; inf: a run did not reach the goal."""
     lines = [f"Until {study.goal:g}, for at most {study.max_minutes:g} minutes: median and range of the seeds. "
              f"`{study.flags}`", "", "| setting | reached | minutes | thousand env_steps | last score |",

@@ -54,7 +54,7 @@ class MaskedMean:
 
     @functools.cached_property
     def count(self) -> Tensor:
-        """The number of valid rows, where there are several ranks on average."""
+        """The number of valid rows; where there are several ranks, the mean of theirs."""
         return self.reducer.gather(self.own_count)[0].sum().clamp(min=1) / self.reducer.size
 
     def __call__(self, x: Tensor) -> Tensor:

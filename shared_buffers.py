@@ -97,7 +97,7 @@ class Inbox:
         size = num_records * self.RECORD.size * 8 // 7 + select.PIPE_BUF  # an eighth of a page is wasted at most
         self.name, self.pipe = make_pipe(size)
 
-    def __getstate__(self) -> Values:
+    def __getstate__(self) -> dict:
         return {"name": self.name}
 
     @functools.cached_property
@@ -449,10 +449,10 @@ class SharedBuffers:
         self.best_score.fill_(-math.inf)
         self.settings[:] = torch.tensor([*tunable(cfg).values()], dtype=torch.float64)
 
-    def __getstate__(self) -> Values:
+    def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name not in self.tables}
 
-    def __setstate__(self, state: Values) -> None:
+    def __setstate__(self, state: dict) -> None:
         vars(self).update(state | state["tables"])
 
     def spaces_of(self, policy: int) -> tuple[dict[str, spaces.Space], spaces.Space]:

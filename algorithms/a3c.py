@@ -14,7 +14,6 @@ in turn, while here the sampler acts all the time. So the data is some SGD steps
 datasets small.
 """
 
-
 from torch import nn
 
 from algorithm import Data, Outputs

@@ -13,7 +13,6 @@ Source: arXiv 1803.00933. Departures: Adam instead of RMSProp; a fixed ratio of 
 sampled, where in the paper actors and learner run as fast as they can.
 """
 
-
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn

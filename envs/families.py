@@ -104,7 +104,7 @@ def minigrid_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env
     parts = env.observation_space.spaces
     image = spaces.Box(0, 255, (*parts["image"].shape[:2], 11 + 6 + 4), np.uint8)
 
-    def expand(obs: Values) -> Values:
+    def expand(obs: dict) -> dict:
         cells = [codes[obs["image"][..., i]] for i, codes in enumerate(planes)]
         return {**obs, "image": np.concatenate(cells, -1)}
 

@@ -44,7 +44,7 @@ def make_parser(settings: type, description: str, values: Values | None = None) 
     parser = OneLineParser(
         description=description, epilog=EPILOG, argument_default=argparse.SUPPRESS,
         usage="%(prog)s --env ID [--setting VALUE ...]")
-    groups: Values = {}
+    groups: dict = {}
     for field in dataclasses.fields(settings):
         group, text, choices = (field.metadata[key] for key in ("group", "help", "choices"))
         if group not in groups:
@@ -56,7 +56,7 @@ def make_parser(settings: type, description: str, values: Values | None = None) 
     return parser
 
 
-def form(kind: Any) -> Values:
+def form(kind: Any) -> dict:
     """Return how argparse reads a setting of a type."""
     if kind is bool:
         return {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}

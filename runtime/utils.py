@@ -134,7 +134,7 @@ class Named(str):
         return self
 
 
-def registered_here() -> Values:
+def registered_here() -> dict:
     """Return the environments that this program has registered with gymnasium; all processes have those of Atari."""
     import gymnasium as gym
 

@@ -24,19 +24,18 @@ Read next: `appo.py`.
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from config import Config
+from config import Config, Values
 from envs.flat_spaces import num_action_parameters
 from feed import Data, Feed
 from model import make_model
 from runtime.several import Reducer, merge
-from runtime.utils import UserError
+from runtime.utils import UserError, combine
 from shared_buffers import SharedBuffers, Spec
 
 Outputs = tuple[Tensor, ...]  # what `Algorithm.evaluate` says
@@ -100,7 +99,7 @@ class Algorithm:
     # times fewer rows of each move the observation statistics
     datasets_at_once = 1
     inputs: tuple[str, ...] = ()  # columns of rows that `evaluate` is given as further arguments, [N * L, ...]
-    profiles: Mapping[str, Mapping[str, Any]] = {}  # what differs from the defaults of Settings, for each family
+    profiles: Mapping[str, Values] = {}  # what differs from the defaults of Settings, for each family
 
     def __init__(self, cfg: Config, role: str = "") -> None:
         """role: that of the learner it is made for, if it is one of `Settings.roles`."""
@@ -209,7 +208,7 @@ def moments_of(mean: MaskedMean, advantages: Tensor, targets: Tensor, values: Te
     return mean.moments(torch.stack([advantages, targets, values, targets - values]))
 
 
-def describe(moments: Tensor) -> dict[str, Tensor]:
+def describe(moments: Tensor) -> Data:
     """Return the statistics that every actor-critic reports.
 
     The explained variance, 1 - Var(R - V) / Var(R), is 1 for perfect values, 0 for useless ones.
@@ -220,8 +219,8 @@ def describe(moments: Tensor) -> dict[str, Tensor]:
             "explained_variance": 1 - unexplained.square()}
 
 
-def summarize(stats: Sequence[Data], model: nn.Module) -> dict[str, float]:
-    """Average the statistics of a dataset's SGD steps, or take their extremes where names end with _max or _min.
+def summarize(stats: Sequence[Data], model: nn.Module) -> Values:
+    """Combine the statistics of a dataset's SGD steps.
 
     On a GPU this waits for the end of all. A step whose gradient is not finite was skipped, and counts in
     `skipped_sgd_steps` alone. Raises `UserError` when all were, or when weights are not finite: it is not the data.
@@ -230,8 +229,4 @@ def summarize(stats: Sequence[Data], model: nn.Module) -> dict[str, float]:
     taken = [step for step in steps if math.isfinite(step["grad_norm"])]
     if not (taken and nn.utils.get_total_norm(list(model.parameters())).isfinite()):
         raise UserError("learning has diverged: gradients or weights are non-finite; use a lower --learning_rate")
-    summary: dict[str, float] = {"skipped_sgd_steps": len(steps) - len(taken)}
-    for name in dict.fromkeys(name for step in taken for name in step):  # some are of a part of the steps
-        combine = {"max": max, "min": min}.get(name.rpartition("_")[2], fmean)
-        summary[name] = combine([step[name] for step in taken if name in step])
-    return summary
+    return {"skipped_sgd_steps": len(steps) - len(taken)} | combine(taken)

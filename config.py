@@ -266,7 +266,7 @@ def _restore(settings: bytes, values: Values) -> Config:
     return cloudpickle.loads(settings)(**values)
 
 
-def tunable(cfg: Config) -> dict[str, float]:
+def tunable(cfg: Config) -> Values:
     """Return the settings that population-based training may change, with their values."""
     return {field.name: float(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)
             if field.metadata["tune"] and (field.name != "gamma" or cfg.pbt_optimize_gamma)}

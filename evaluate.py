@@ -24,7 +24,7 @@ from imageio_ffmpeg import write_frames
 from torch import Tensor
 
 from algorithms import algorithm_class
-from config import Config, known_of, make_config
+from config import Config, Values, known_of, make_config
 from envs.families import make_env, make_vector_env, probe
 from envs.flat_spaces import Observation
 from envs.vector_env import EnvInfo, Step, VectorEnv
@@ -316,7 +316,7 @@ class Evaluator:
         self.policies[number].refresh(self.buffers.policies[number].weights)
         return self.policies[number]
 
-    def save_best(self, policy: int, result: dict[str, float]) -> None:
+    def save_best(self, policy: int, result: Values) -> None:
         """Save weights as the best ones if they are; of equal ones those that have learned longer."""
         buffers = self.buffers
         score = result.get("eval_true_objective", result["eval_return"])
@@ -342,7 +342,7 @@ class Evaluator:
         self.env.close()
 
 
-def scores(episodes: Sequence[Episode], own: np.ndarray) -> dict[str, float]:
+def scores(episodes: Sequence[Episode], own: np.ndarray) -> Values:
     """Return the scores of agents `own` [A] bool: over the E episodes, of the means over these agents."""
     returns, lengths, objectives = np.stack([episode[1:] for episode in episodes], 1)[:, :, own]  # [E, agents] each
     found = {"eval_return": returns.mean(), "eval_return_std": returns.mean(1).std(), "eval_length": lengths.mean()}
@@ -396,7 +396,7 @@ def make_arguments() -> OneLineParser:
 
 def arguments_of_a_run(description: str) -> OneLineParser:
     """Make the flags that say which run plays, and how."""
-    parser = OneLineParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description)
     parser.add_argument("--env", default="", help="environment id [that of the run, with --experiment]")
     parser.add_argument("--train_dir", default="train_dir", metavar="FOLDER", help="folder of all runs [train_dir]")
     parser.add_argument("--experiment", default="", help="name of the run's folder; empty: the environment id")

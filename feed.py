@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from config import Config
+from config import Config, Values
 from envs.flat_spaces import Data
 from shared_buffers import HANDED_IN, SLOTS, TAKEN, WITH_WORKER, SharedBuffers, Spec, allocate
 
@@ -182,7 +182,7 @@ class Feed:
         order = torch.randperm(self.cfg.trajectories_per_dataset, generator=generator)
         return list(order.split(self.cfg.batch_size // self.cfg.rollout))
 
-    def statistics(self) -> dict[str, float]:
+    def statistics(self) -> Values:
         """Describe what is kept, for the records."""
         return {}
 

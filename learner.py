@@ -30,7 +30,7 @@ from model import Joined
 from normalizers import hold_units
 from runtime import checkpoint
 from runtime.machine import body_dtype, prepare
-from runtime.processes import SAVES
+from runtime.processes import SAVES, Report
 from runtime.several import DECISIONS, SGD_STEPS, Stats, agree, make_reducer
 from runtime.utils import SHUFFLE, UserError, Values, derive_seed, this_rank
 from shared_buffers import FINISH, LOAD, SAVE, SAVE_BEST, SAVE_MILESTONE, SharedBuffers
@@ -51,7 +51,7 @@ class Learner:
         ("model.summarize", "normalizers"), ("weights.publish", "publish"), ("save", "save"))
 
     def __init__(self, cfg: Config, buffers: SharedBuffers, policy: int, learner: int, device: torch.device,
-                 resume_from: Path | None, report: Callable[[tuple], None]) -> None:
+                 resume_from: Path | None, report: Report) -> None:
         """Begin with the published weights and, when resuming, the rest of a checkpoint.
 
         learner: which of the policy's learners. The first one publishes, saves and moves the observation statistics.
@@ -383,7 +383,7 @@ def summarize_data(learner: Learner, data: Data, valid: Tensor) -> list[Tensor]:
     return summaries
 
 
-def describe(learner: Learner, summary: dict[str, float], valid: Tensor) -> dict[str, float]:
+def describe(learner: Learner, summary: Values, valid: Tensor) -> Values:
     """Join what there is to say of a dataset."""
     prefix = "" if learner.is_first or not learner.algorithm.role else f"{learner.algorithm.role}_"
     return {f"{prefix}{name}": value for name, value in (summary | learner.feed.statistics()).items()} | {

@@ -236,18 +236,11 @@ def fitting_layers(height: int, width: int, num_images: int = 1) -> list[Layer]:
     longest = max(1, int(LONGEST / num_images**0.5))
     layers: list[Layer] = []
     while len(layers) < 2 or max(height, width) > longest:
-        strides = divisor(height, longest), divisor(width, longest)
+        strides = [4 if axis > 4 * longest else 2 if axis > longest else 1 for axis in (height, width)]
         sizes, paddings = zip(*(WINDOWS[stride] for stride in strides), strict=True)
         layers.append((FILTERS, sizes, strides, paddings))
         height, width = height // strides[0], width // strides[1]
     return layers
-
-
-def divisor(axis: int, longest: int) -> int:
-    """Return by how much a layer divides an axis."""
-    if axis > 4 * longest:
-        return 4
-    return 2 if axis > longest else 1
 
 
 def convolutions(layers: Iterable[Layer], channels: int, nonlinearity: type[nn.Module],

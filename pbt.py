@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.random import Generator
 
-from config import Config
+from config import Config, Values
 from envs.vector_env import EnvInfo, VectorEnv
 from runtime.utils import MAPPING, UserError, derive_seed, find_function
 
@@ -150,8 +150,7 @@ def decide(policy: int, objectives: Mapping[int, float], rng: Generator, cfg: Co
 # ---- what a mutation changes -------------------------------------------------------------------------------------
 
 
-def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: Generator, cfg: Config,
-           limits: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
+def mutate(values: Values, defaults: Values, rng: Generator, cfg: Config, limits: Values | None = None) -> Values:
     """Mutate each number with probability `pbt_mutation_rate`.
 
     A number is multiplied or divided, with even odds, by a factor drawn from [`pbt_perturb_min`, `pbt_perturb_max`]; of
@@ -181,7 +180,7 @@ def mutate(values: Mapping[str, Any], defaults: Mapping[str, Any], rng: Generato
 # ---- the reward shaping that an environment offers ---------------------------------------------------------------
 
 
-def flatten_shaping(shaping: Any) -> dict[str, float | bool]:
+def flatten_shaping(shaping: Any) -> Values:
     """Turn an environment's reward shaping, a nested dict (or lists) of numbers and booleans, into {path: number}."""
     if not isinstance(shaping, Mapping | list | tuple):
         return {"": bool(shaping) if isinstance(shaping, bool | np.bool_) else float(shaping)}

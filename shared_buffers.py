@@ -54,7 +54,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from config import Config, Values, tunable
-from envs.flat_spaces import dtype_of, num_columns
+from envs.flat_spaces import Data, dtype_of, num_columns
 from envs.vector_env import EnvInfo
 from pbt import flatten_shaping
 from runtime.guard import SHM
@@ -162,12 +162,12 @@ def num_bytes(specs: Mapping[str, Spec]) -> int:
     return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
 
 
-def allocate(specs: Mapping[str, Spec], count: int) -> dict[str, Tensor]:
+def allocate(specs: Mapping[str, Spec], count: int) -> Data:
     """Allocate [count, *shape] tensors of zeros for a table of specs."""
     return {name: torch.zeros(count, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
 
 
-def views(memory: Tensor, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
+def views(memory: Tensor, specs: Mapping[str, Spec]) -> Data:
     """Return tensors of these shapes and dtypes, one after another in a buffer of bytes, as views of it.
 
     Those of larger words come first, so that each begins at a whole one.
@@ -177,7 +177,7 @@ def views(memory: Tensor, specs: Mapping[str, Spec]) -> dict[str, Tensor]:
     return {name: part.view(spec.dtype).view(spec.shape) for (name, spec), part in zip(by_word, parts, strict=True)}
 
 
-class Arena(dict[str, Tensor]):
+class Arena(Data):
     """Tables of many shapes and dtypes in one tensor of bytes.
 
     A shared tensor takes a file descriptor in every process, and only some 250 can be handed to one at its start. So
@@ -364,13 +364,13 @@ class SharedWeights:
         """
         return self._read(model.state_dict(), snapshot)
 
-    def read(self, snapshot: int = CURRENT) -> tuple[dict[str, Tensor], int]:
+    def read(self, snapshot: int = CURRENT) -> tuple[Data, int]:
         """Return a copy of the same, {name: tensor} on the CPU, and their version."""
         state = {name: torch.empty(spec.shape[1:], dtype=spec.dtype) for name, spec in self._rows.specs.items()}
         return state, self._read(state, snapshot)
 
     @torch.no_grad()
-    def _read(self, state: dict[str, Tensor], snapshot: int) -> int:
+    def _read(self, state: Data, snapshot: int) -> int:
         """Copy a row that holds weights into these tensors; return their version."""
         while True:
             row = int(self._numbers[self.NEWEST]) if snapshot == CURRENT else self.NEWEST_ROWS + snapshot
@@ -460,7 +460,7 @@ class SharedBuffers:
         kind = self.info.kinds[self.policies[policy].kind]
         return kind.obs_space, kind.action_space
 
-    def trajectories_of(self, policy: int) -> dict[str, Tensor]:
+    def trajectories_of(self, policy: int) -> Data:
         """Return all trajectories of the kind of a policy, {name: [slots, T(+1), ...]}."""
         return self.storage[self.policies[policy].kind]
 

@@ -18,7 +18,7 @@ this process, and the same seed gives the same numbers (on a CPU). Read next: `s
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from algorithms import algorithm_class
@@ -80,7 +80,7 @@ class Trainer:
 
     def __init__(self, env: str | Callable, encoder: str | Callable = "", encodersubtype: str = "",
                  num_envs_per_worker: int | None = None, num_workers: int | None = None, device: Any = None,
-                 policy_kwargs: Mapping[str, Any] | None = None, *, env_kwargs: Mapping[str, Any] | None = None,
+                 policy_kwargs: Values | None = None, *, env_kwargs: Values | None = None,
                  services: Sequence[Service] | None = None, **settings: Any) -> None:
         """Make the system; it starts its processes and waits.
 
@@ -259,7 +259,7 @@ class Trainer:
         """Count the seconds spent in train(), earlier processes of the run included."""
         return self.trained_sec + (time.monotonic() - self.begun if self.begun is not None else 0.0)
 
-    def totals(self) -> dict[str, float]:
+    def totals(self) -> Values:
         """Return what the run has done so far."""
         return {"env_steps": self.env_steps, "sgd_steps": sum(self.versions), "num_episodes": self.num_episodes,
                 "train_sec": self.wall_sec}

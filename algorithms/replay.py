@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from feed import Data, Feed, scale_rewards
-from runtime.utils import REPLAY, derive_seed
+from runtime.utils import REPLAY, Values, derive_seed
 from shared_buffers import SharedBuffers, Spec, allocate
 
 
@@ -292,5 +292,5 @@ class ReplayFeed(Feed):
         self.trained.put(dataset)
         super().release(dataset)
 
-    def statistics(self) -> dict[str, float]:
+    def statistics(self) -> Values:
         return {"replay_transitions": np.count_nonzero(self.replay.priorities)}

@@ -27,7 +27,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from runtime.utils import UserError
+from runtime.utils import UserError, Values
 
 ACTION_MASK = "action_mask"
 TEXT_BITS = 64
@@ -293,7 +293,7 @@ class AgentKind:
         described = {f"observation {name}": seen[name] for name in self.obs_space if name != ACTION_MASK}
         return described | {"action": ", ".join(map(str.strip, done))}
 
-    def as_trained(self, state: Mapping[str, Any], path: Path) -> dict[str, spaces.Space]:
+    def as_trained(self, state: Values, path: Path) -> dict[str, spaces.Space]:
         """Return the leaves of the observations in the order of a checkpoint: they are found by their names.
 
         Raises `UserError` when the policy was trained with other spaces, which would mean something else to it.

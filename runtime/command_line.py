@@ -12,15 +12,16 @@ from typing import Any
 
 from runtime.utils import UserError, Values, nearest
 
-EPILOG = ("In brackets: what a new run gets. An environment, an algorithm and a machine have defaults of their own: "
-          "--env ID --help shows them.")
+EPILOG = ("In brackets: what a new run gets. An environment, an algorithm and a machine\n"
+          "have defaults of their own: --env ID --help shows them.")
 
 
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser that refuses bad input with one line, naming the nearest known flag."""
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__(allow_abbrev=False, **more)
+    def __init__(self, description: str, **more: Any) -> None:
+        super().__init__(description=description, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     def error(self, message: str) -> typing.NoReturn:
         raise UserError(message.replace("argument ", "", 1))
@@ -41,9 +42,8 @@ def make_parser(settings: type, description: str, values: Values | None = None) 
     values: the defaults that differ for the environment in question, if there is one. The parsed namespace holds only
     what was given.
     """
-    parser = OneLineParser(
-        description=description, epilog=EPILOG, argument_default=argparse.SUPPRESS,
-        usage="%(prog)s --env ID [--setting VALUE ...]")
+    parser = OneLineParser(description, epilog=EPILOG, argument_default=argparse.SUPPRESS,
+                           usage="%(prog)s --env ID [--setting VALUE ...]")
     groups: dict = {}
     for field in dataclasses.fields(settings):
         group, text, choices = (field.metadata[key] for key in ("group", "help", "choices"))

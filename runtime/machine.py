@@ -7,9 +7,8 @@ or an environment: functions of numbers.
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -52,7 +51,7 @@ def cpu_cores() -> int:
 # ---- settings ----------------------------------------------------------------------------------------------------
 
 
-def automatic(machine: Machine, profile: Mapping[str, Any], given: Mapping[str, Any], *, num_roles: int,
+def automatic(machine: Machine, profile: Values, given: Values, *, num_roles: int,
               large_observations: bool) -> Values:
     """Complete a profile, which is for two cores, for a machine.
 
@@ -142,7 +141,7 @@ def choose_device(name: str, policy: int = 0) -> torch.device:
     return device
 
 
-def body_dtype(precision: str, device: torch.device, obs_space: Mapping[str, Any]) -> torch.dtype:
+def body_dtype(precision: str, device: torch.device, obs_space: Values) -> torch.dtype:
     """Choose the arithmetic of the network body: bfloat16 for images where the hardware multiplies matrices in it.
 
     A small MLP spends more on the casts than it saves, so vectors stay in float32.

@@ -42,6 +42,7 @@ from runtime.utils import (
     STOP_SIGNAL,
     ComponentError,
     UserError,
+    Values,
     derive_seed,
     forgive,
     left_alone,
@@ -479,7 +480,7 @@ def write_trace(path: Path, spans: Mapping[str, Iterable[Span]], begin: int, end
 
     `tools/timeline.py` draws the file. Raises `OSError` when the disk is full.
     """
-    events: list[dict[str, Any]] = []
+    events: list[Values] = []
     rows: dict[str, int] = {}
     for process, recorded in spans.items():
         for span in recorded:

@@ -24,8 +24,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
@@ -72,6 +74,20 @@ def nearest(word: Any, known: Iterable[str]) -> str:
     """Return " (did you mean X?)" for the known word that is most like this one; "" when none is."""
     close = difflib.get_close_matches(str(word), known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def combine(rows: Sequence[Values]) -> Values:
+    """Average the numbers of some rows, or take their extremes where names end with _max or _min.
+
+    Some are of a part of the rows. What was not finite is None, also of an extreme, whose order would else decide: JSON
+    has no such numbers.
+    """
+    combined = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]
+        function = {"max": max, "min": min}.get(name.rpartition("_")[2], fmean)
+        combined[name] = function(values) if all(value is not None and isfinite(value) for value in values) else None
+    return combined
 
 
 # ---- seeds -------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def plain(value: Any) -> Any:
     return value.item() if is_number else value
 
 
-def as_settings(given: Values, *more: Mapping[str, Any]) -> Values:
+def as_settings(given: Values, *more: Values) -> Values:
     """Join what a `Trainer` was given to settings of `Config`; None: not given. Raises `UserError`."""
     for part in more:
         if twice := {name for name in part if given.get(name) is not None}:

@@ -15,14 +15,14 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 import pbt
-from config import tunable
+from config import Values, tunable
 from runtime.checkpoint import add_line, finite, save_settings
 from runtime.processes import Service
 from runtime.utils import POPULATION, derive_seed
@@ -175,6 +175,6 @@ def objectives_of(policies: Sequence[PolicyProgress], kind_of_policy: Sequence[i
     return objectives
 
 
-def join(settings: Mapping[str, float], shaping: Mapping[str, float | bool]) -> dict[str, float | bool]:
+def join(settings: Values, shaping: Values) -> Values:
     """Join settings and a flat reward shaping to all that may be mutated of a policy."""
     return {**settings, **{f"shaping/{name}": value for name, value in shaping.items()}}

@@ -9,10 +9,10 @@ from typing import Any
 
 from gymnasium import spaces
 
-from config import Config
+from config import Config, Values
 from runtime.machine import body_dtype, this_machine
+from runtime.utils import combine
 
-Figures = dict[str, Any]  # by their names, as in metrics.jsonl
 TOTALS = ("sgd_steps", "env_steps_trained")  # of all learners of the policy
 WINDOWS = ("returns", "lengths", "objectives", "matches")  # of `PolicyProgress`
 RETURN_WINDOW = 100  # mean_return is over the last so many finished episodes
@@ -38,10 +38,10 @@ class PolicyProgress:
         self.min_episodes = RETURN_WINDOW if sgd_steps else 1
         self.returns, self.lengths, self.objectives, self.matches = (deque(maxlen=RETURN_WINDOW) for _ in WINDOWS)
         self.has_objective = False  # the environment has told a true objective; until then returns stand for it
-        self.training: list[Figures] = []  # statistics of the datasets since the last row
-        self.latest: Figures = {"sgd_steps": sgd_steps}
-        self.evaluation: Figures = {}  # the one since the last row, if any
-        self.last_evaluation: Figures = {}
+        self.training: list[Values] = []  # statistics of the datasets since the last row
+        self.latest: Values = {"sgd_steps": sgd_steps}
+        self.evaluation: Values = {}  # the one since the last row, if any
+        self.last_evaluation: Values = {}
         self.reached = -math.inf  # what was compared with `stop_at_return` last; once high enough it stays
         self.lag_sum = self.lag_max = self.num_datasets = 0
 
@@ -63,7 +63,7 @@ class PolicyProgress:
         if self.has_objective != math.isnan(objective):  # an episode without an objective says nothing about it
             self.objectives.append(objective if self.has_objective else episode_return)
 
-    def add_training(self, stats: Figures) -> None:
+    def add_training(self, stats: Values) -> None:
         self.training.append(stats)
         self.latest = {name: max(stats[name], self.latest.get(name, 0)) for name in TOTALS}  # of whichever learner
         self.latest["learning_rate"] = stats["learning_rate"]
@@ -71,14 +71,14 @@ class PolicyProgress:
         self.lag_max = max(self.lag_max, stats["policy_lag_max"])
         self.num_datasets += 1
 
-    def window(self) -> Figures:
+    def window(self) -> Values:
         """Return the last episodes, and what was said of them, to be saved."""
         told = {"objectives_told": self.has_objective, "evaluation": self.last_evaluation}
         if math.isfinite(self.reached):
             told["reached"] = self.reached
         return {name: list(getattr(self, name)) for name in WINDOWS} | told
 
-    def restore_window(self, saved: Figures) -> None:
+    def restore_window(self, saved: Values) -> None:
         """Take what `window` returned. Raises `LookupError`, `TypeError` or `ValueError` for anything else."""
         values = {name: [float(value) for value in saved[name]] for name in WINDOWS}
         # earlier versions did not save these
@@ -100,23 +100,16 @@ class PolicyProgress:
             self.reached = self.last_evaluation.get("eval_return", -math.inf) if cfg.eval_every_env_steps else of_window
         return self.reached >= cfg.stop_at_return
 
-    def take_row(self) -> Figures:
-        """Return this policy's part of a row, and begin the next one.
-
-        What was not finite is None, also of an extreme, whose order would else decide: JSON has no such numbers.
-        """
-        row: Figures = {
+    def take_row(self) -> Values:
+        """Return this policy's part of a row, and begin the next one."""
+        row: Values = {
             "mean_return": self.mean_return, "return_min": min(self.returns, default=None),
             "return_max": max(self.returns, default=None), "mean_length": mean(self.lengths)}
         if self.has_objective:
             row["true_objective"] = self.objective
         if self.matches:
             row["win_rate_vs_past"] = mean(self.matches)
-        for name in dict.fromkeys(name for stats in self.training for name in stats):
-            values = [stats[name] for stats in self.training if name in stats]  # some are of one learner alone
-            combine = {"max": max, "min": min}.get(name.rpartition("_")[2], mean)
-            row[name] = combine(values) if all(map(math.isfinite, values)) else None
-        row |= self.latest | self.evaluation
+        row |= combine(self.training) | self.latest | self.evaluation
         self.training, self.evaluation = [], {}
         return row
 
@@ -146,7 +139,7 @@ def describe_run(trainer: Any) -> str:
     return "\n".join([*wrapped, f"records in {cfg.run_dir}"])
 
 
-def describe_progress(trainer: Any, policies: Sequence[PolicyProgress], summary: Figures) -> str:
+def describe_progress(trainer: Any, policies: Sequence[PolicyProgress], summary: Values) -> str:
     """Describe how far a run has come, by its summary and the last row of metrics.jsonl, in `WIDTH` characters at most.
 
     The speed since the start says how long it will take.
@@ -172,7 +165,7 @@ def describe_progress(trainer: Any, policies: Sequence[PolicyProgress], summary:
     return " | ".join(parts)[:WIDTH]
 
 
-def describe_evaluation(of_policy: str, result: Figures) -> str:
+def describe_evaluation(of_policy: str, result: Values) -> str:
     """Say in one line what an evaluation has come to."""
     return (f"evaluation{of_policy} at env_steps={result['eval_env_steps']:,}: return {result['eval_return']:.2f} +- "
             f"{result['eval_return_std']:.2f}, length {result['eval_length']:.1f}")
@@ -187,7 +180,7 @@ def describe_finished(trainer: Any, policies: Sequence[PolicyProgress]) -> str:
             "--restart_behavior=restart")
 
 
-def describe_end(cfg: Config, summary: Figures, policies: Sequence[PolicyProgress]) -> str:
+def describe_end(cfg: Config, summary: Values, policies: Sequence[PolicyProgress]) -> str:
     """Say in a few lines what a run has come to, and where it was good enough that it ended for that reason."""
     reached = max(policy.reached for policy in policies)
     come_to = (f"{summary['env_steps']:,} env_steps in {format_duration(summary['wall_sec'])}, mean return "
@@ -235,7 +228,7 @@ class TensorBoard:
             self.has_failed = True
             self.tell(f"the curves in {self.folder} end here: {error.strerror or error}")
 
-    def add_row(self, row: Figures, step: int) -> None:
+    def add_row(self, row: Values, step: int) -> None:
         """Add what a row of metrics.jsonl holds of this policy; an evaluation at the env_steps of its weights."""
         for name, value in row.items():
             if name in COUNTERS or value is None:

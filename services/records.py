@@ -21,9 +21,8 @@ from typing import Any
 
 from runtime.checkpoint import add_line, fill_run_dir, read_lines, save_settings, write_atomically
 from runtime.processes import Service, write_trace
-from runtime.utils import UserError, say, show_progress, this_rank
+from runtime.utils import UserError, Values, combine, say, show_progress, this_rank
 from services.progress import (
-    Figures,
     PolicyProgress,
     TensorBoard,
     describe_end,
@@ -34,6 +33,9 @@ from services.progress import (
     mean,
 )
 from shared_buffers import LOAD, SAVE_PERIODIC
+
+OF_ALL = ("mean_return", "return_min", "return_max", "mean_length", "true_objective", "win_rate_vs_past",
+          "policy_lag_mean", "policy_lag_max")  # of a row, what is said of several policies together
 
 
 class Records(Service):
@@ -178,11 +180,11 @@ class Files:
         if this_rank().rank == 0:
             self.is_line_open = show_progress(progress)
 
-    def write_summary(self, summary: Figures) -> None:
+    def write_summary(self, summary: Values) -> None:
         self.write("summary.json", write_atomically, json.dumps(summary, indent=2) + "\n")
 
 
-def describe_totals(trainer: Any, now: Figures, before: Figures) -> Figures:
+def describe_totals(trainer: Any, now: Values, before: Values) -> Values:
     """Return what a run has done, and its speed between two `Trainer.totals`, for a row or a summary."""
     frameskip, steps = trainer.cfg.env_frameskip, now["env_steps"]
     frames_per_sec = (steps - before["env_steps"]) * frameskip / max(now["train_sec"] - before["train_sec"], 1e-9)
@@ -190,7 +192,7 @@ def describe_totals(trainer: Any, now: Figures, before: Figures) -> Figures:
             "num_episodes": now["num_episodes"]}
 
 
-def summarize(records: Records) -> Figures:
+def summarize(records: Records) -> Values:
     """Return what summary.json holds."""
     trainer, policies = records.trainer, records.policies
     return {
@@ -214,22 +216,17 @@ def finite(numbers: Any) -> list[float | None]:
     return [number if math.isfinite(number) else None for number in numbers]
 
 
-def join_rows(parts: list[Figures]) -> Figures:
+def join_rows(parts: list[Values]) -> Values:
     """Summarize the rows of several policies: means, but the sum of sgd_steps and the extremes of returns and lag."""
-    row: Figures = {}
-    for name, join in {
-            "mean_return": mean, "return_min": min, "return_max": max, "mean_length": mean, "true_objective": mean,
-            "win_rate_vs_past": mean, "policy_lag_mean": mean, "policy_lag_max": max, "sgd_steps": sum}.items():
-        values = [part[name] for part in parts if part.get(name) is not None]
-        if values or name in parts[0]:
-            row[name] = join(values) if values else None
-    return row | {"policies": parts}
+    known = [{name: part[name] for name in OF_ALL if part.get(name) is not None} for part in parts]
+    row = dict.fromkeys(name for name in OF_ALL if name in parts[0]) | combine(known)
+    return row | {"sgd_steps": sum(part["sgd_steps"] for part in parts), "policies": parts}
 
 
 # ---- what earlier starts of a run have left ----------------------------------------------------------------------
 
 
-def cut_lines(path: Path, is_kept: Callable[[Figures], bool]) -> tuple[list, list]:
+def cut_lines(path: Path, is_kept: Callable[[Values], bool]) -> tuple[list, list]:
     """Cut out of a file of JSON objects what came after a checkpoint; return all that were there, and those kept.
 
     After a crash the reports are newer than the weights, and the last one may be cut off. A reader must find one

@@ -9,7 +9,6 @@ All other flags are those of `train.py`. It is run as everybody runs it, in a te
 and their speed drifts: compare the figures of one call, not those of two sittings.
 """
 
-import argparse
 import contextlib
 import json
 import shlex
@@ -25,6 +24,7 @@ from typing import NamedTuple
 import psutil
 
 from runtime.checkpoint import read_lines
+from runtime.command_line import OneLineParser
 from runtime.utils import UserError, Values, exit_status, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,8 +100,7 @@ def compare(sides: Sequence[str], pairs: int, flags: list[str], seconds: float) 
 @exit_status
 def main(argv: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(__doc__)
     parser.add_argument("command", choices=["throughput", "compare"])
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement [30]")
     parser.add_argument("--pairs", type=int, default=9, help="compare: measurements of each side [9]")

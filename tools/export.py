@@ -20,7 +20,6 @@ Outputs:
     outputs = torch.export.load("policy.pt2").module()({"obs": torch.as_tensor(obs)})       # {"actions": ...}
 """
 
-import argparse
 import logging
 import warnings
 from pathlib import Path
@@ -44,7 +43,7 @@ BATCH = "batch"  # the name of their axis
 @exit_status
 def main(argv: list[str]) -> None:
     """Write the file and say what is in it."""
-    parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(__doc__)
     parser.add_argument("run", help="a run's folder, of which the policy plays that evaluate.py would, or a checkpoint")
     parser.add_argument("file", type=Path, help="file to write, .onnx or .pt2 (torch.export)")
     parser.add_argument("--policy", type=int, default=0, help="which policy of a population [0]")

@@ -9,7 +9,6 @@ over the time of training and env_steps. Runs whose names differ only in a numbe
 RUN/population.png: the objective of each policy and all that was mutated.
 """
 
-import argparse
 import math
 import re
 from collections import defaultdict
@@ -22,6 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from runtime.checkpoint import read_lines
+from runtime.command_line import OneLineParser
 from runtime.utils import UserError, exit_status, run_command
 
 # of Okabe and Ito ("Color Universal Design", 2008), which the color-blind can tell apart
@@ -112,13 +112,13 @@ def draw_population(run_dir: Path) -> Path:
 @exit_status
 def main(argv: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(__doc__)
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH",
                         help="folders of runs, then the picture to write, for example curve.png")
     parser.add_argument("--goal", type=float, default=math.inf, help="mark this value with a dashed line")
     parser.add_argument("--key", default="mean_return", help="what to draw: a key of metrics.jsonl [mean_return]")
     parser.add_argument("--population", action="store_true", help="draw RUN/population.png; RUN is the only path")
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
     *run_dirs, output = args.paths
     if args.population:
         output = draw_population(output)

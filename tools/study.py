@@ -16,7 +16,6 @@ command of its own, whose minutes count from its start to its end. What is finis
 same command goes on with the rest. `table.md` and `curves.png` are written at the end.
 """
 
-import argparse
 import json
 import math
 import shlex
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.checkpoint import add_line, read_lines
+from runtime.command_line import OneLineParser
 from runtime.utils import UserError, Values, exit_status, run_command
 from tools.plot import draw
 
@@ -84,10 +84,10 @@ def make_table(study: Study, results: list[Values]) -> str:
 @exit_status
 def main(argv: list[str]) -> None:
     """Run what is not finished yet; write the table and the picture at the end."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY.toml", help="the settings to compare")
     parser.add_argument("folder", type=Path, help="where the runs, the table and the picture lie")
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
     study = Study(**tomllib.loads(args.study.read_text()))
     results, run_dirs = args.folder / "results.jsonl", []
     args.folder.mkdir(parents=True, exist_ok=True)

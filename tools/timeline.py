@@ -8,13 +8,13 @@ it waits for a core; other threads wait there.
 On a GPU a span is what the process does: kernels that it has started may run on after its end.
 """
 
-import argparse
 import json
 from itertools import cycle
 from pathlib import Path
 
 from matplotlib.patches import Patch
 
+from runtime.command_line import OneLineParser
 from runtime.processes import WAIT
 from runtime.utils import UserError, exit_status, run_command
 from tools.plot import COLORS, drawing
@@ -58,10 +58,10 @@ def draw_last(path: Path, output: Path, seconds: float) -> None:
 @exit_status
 def main(argv: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(__doc__)
     parser.add_argument("run", type=Path, help="a run's folder, which holds trace.json")
     parser.add_argument("--seconds", type=float, default=0.5, help="draw the last so many seconds [0.5]")
-    args = parser.parse_args(argv)
+    args = parser.parse(argv)
     output = args.run / "timeline.png"
     draw_last(args.run / "trace.json", output, args.seconds)
     print(output)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from config import Config, Values
 from envs.flat_spaces import num_action_parameters
-from feed import Data, Feed
+from feed import Data, Feed, select
 from model import make_model
 from runtime.several import Reducer, merge
 from runtime.utils import UserError, combine
@@ -67,17 +67,37 @@ class MaskedMean:
         """Replace the invalid entries of x by 0."""
         return x.masked_fill(self.invalid, 0.0)
 
-    def moments(self, x: Tensor) -> Tensor:
-        """Return the means and the standard deviations of x [..., T, B], as [2, ...], of all ranks."""
+    def own_sums(self, x: Tensor) -> Tensor:
+        """Return the count, the means, and the sums of squared differences from these, of x [n, T, B]: [1 + 2n]."""
         mean = self.masked(x).sum((-2, -1)) / self.own_count.clamp(min=1)
-        squares = self.masked(x - mean[..., None, None]).square().sum((-2, -1))
-        count, mean, squares = merge(*self.reducer.gather(self.own_count, mean, squares))
+        squares = self.masked(x - mean[:, None, None]).square().sum((-2, -1))
+        return torch.cat([self.own_count[None], mean, squares])
+
+    def moments(self, x: Tensor, sums: Tensor | None = None) -> Tensor:
+        """Return the means and the standard deviations of x [n, T, B], as [2, n], of all ranks.
+
+        sums: their `own_sums`, [1 + 2n, ranks], where they are known.
+        """
+        sums = self.reducer.gather(self.own_sums(x))[0].T if sums is None else sums
+        count, mean, squares = merge(sums[0], *sums[1:].T.chunk(2, 1))
         self.count = count.clamp(min=1) / self.reducer.size
         return torch.stack([mean, (squares / count.clamp(min=1)).sqrt()])
 
     def std(self, x: Tensor) -> Tensor:
         """Return the standard deviation of x."""
-        return self.moments(x)[1]
+        return self.moments(x[None])[1, 0]
+
+
+def gather_sums(reducer: Reducer, data: Data, minibatches: Sequence[slice | Tensor]) -> list[Data]:
+    """Gather, in one message, the `own_sums` of every minibatch of what `Algorithm.prepare` has "described".
+
+    Returns {"sums": [ranks, 1 + 2n]} for each minibatch; nothing, where nothing is described.
+    """
+    if "described" not in data:
+        return [{}] * len(minibatches)
+    own = [MaskedMean(select(data["valid"], rows), reducer).own_sums(select(data["described"], rows).movedim(-1, 0))
+           for rows in minibatches]
+    return [{"sums": sums} for sums in reducer.gather(torch.stack(own))[0].unbind(1)]
 
 
 class Loss(NamedTuple):
@@ -169,7 +189,8 @@ class Algorithm:
         """Return what a dataset [B, T(+1), ...] needs beside its columns.
 
         ask(rows [N, L, ...]) returns what `evaluate` says of them, [N, L, ...]; ask(rows, function) what another
-        function with the same arguments does.
+        function with the same arguments does. Of numbers "described" [B, T, n] each minibatch is given the `own_sums`
+        of all ranks, "sums" [1 + 2n, ranks], which takes one message a dataset.
         """
         return {}
 
@@ -200,12 +221,13 @@ class Algorithm:
 
 
 @torch.no_grad()
-def moments_of(mean: MaskedMean, advantages: Tensor, targets: Tensor, values: Tensor) -> Tensor:
+def moments_of(mean: MaskedMean, advantages: Tensor, targets: Tensor, values: Tensor,
+               sums: Tensor | None = None) -> Tensor:
     """Return the means and deviations of advantages, targets R, values V and R - V, [2, 4].
 
-    All [T, B], in units of the rewards.
+    All [T, B], in units of the rewards. sums: as of `MaskedMean.moments`.
     """
-    return mean.moments(torch.stack([advantages, targets, values, targets - values]))
+    return mean.moments(torch.stack([advantages, targets, values, targets - values]), sums)
 
 
 def describe(moments: Tensor) -> Data:

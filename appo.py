@@ -84,7 +84,8 @@ class AsyncPPO(Algorithm):
         values[unknown] = model.returns.denormalize(known[1])[:, 0]
         targets, advantages = gae(data["rewards"].T, values.T, data["terminated"].T, data["truncated"].T, cfg.gamma,
                                   cfg.gae_lambda)
-        return {"targets": targets.T, "advantages": advantages.T}
+        described = torch.stack([advantages, targets, values.T[:-1], targets - values.T[:-1]], -1)
+        return {"targets": targets.T, "advantages": advantages.T, "described": described.transpose(0, 1)}
 
     def targets(self, model: nn.Module, outputs: Outputs, data: Data) -> Data:
         """Compute V-trace with the newest values and ratios; without it, those of `prepare` stay."""
@@ -106,7 +107,7 @@ class AsyncPPO(Algorithm):
         ratios = held_ratios(mean.masked(policy.log_prob(data["actions"]) - data["log_probs"]))  # pi/mu, [T, B]
         advantages = mean.masked(data["advantages"])
         targets = mean.masked(data["targets"])
-        moments = moments_of(mean, advantages, targets, returns.denormalize(values.detach()))
+        moments = moments_of(mean, advantages, targets, returns.denormalize(values.detach()), data.get("sums"))
         advantages = normalize_advantages(advantages, moments)
         targets = returns.normalize_targets(targets)
         old_values = returns.normalize(mean.masked(data["values"])) if cfg.ppo_clip_value else values

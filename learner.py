@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithm import Algorithm, Loss, MaskedMean, Outputs, summarize
+from algorithm import Algorithm, Loss, MaskedMean, Outputs, gather_sums, summarize
 from algorithms import algorithm_class
 from config import Config, tunable
 from feed import Data, cut, select
@@ -250,11 +250,12 @@ class Learner:
         images = self.model.normalize_images(data, self.images, self.map) if cfg.num_epochs > 1 else {}
         minibatches = [rows if isinstance(rows, slice) else rows.to(self.device, non_blocking=True)
                        for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)]
-        stats = []
+        sums, stats = gather_sums(self.reducer, data, minibatches), []
         for step, rows in enumerate(minibatches, 1):
             if step == len(minibatches):
                 self.feed.allow_next()
-            stats.append(self.sgd_step({name: select(tensor, rows) for name, tensor in (data | images).items()}))
+            minibatch = {name: select(tensor, rows) for name, tensor in (data | images).items()}
+            stats.append(self.sgd_step(minibatch | sums[step - 1]))
             last = bool(stats[-1].pop("stopping")) or step == len(minibatches)
             if self.priorities is not None:
                 dataset.set_priorities(rows, self.priorities.cpu())

@@ -23,6 +23,7 @@ from rig import Rig
 from torch import Tensor
 from torch.distributed import TCPStore
 
+from algorithm import gather_sums
 from config import configure
 from learner import training_state
 from runtime.checkpoint import find_checkpoint, load_checkpoint, read_lines
@@ -100,7 +101,8 @@ def train_on_own_data(rank: int, empty: tuple[int, int], settings: dict[str, Any
 @pytest.mark.parametrize(("size", "empty", "settings"), [
     (2, (1, 1), {"num_epochs": 2, "num_batches_per_epoch": 2, "lr_schedule": "kl_adaptive", "lr_adaptive_max": 1e-2,
                  "lr_schedule_kl_threshold": 1e-4}),
-    (2, (0, 0), {"with_vtrace": False, "lr_schedule": "linear_decay", "train_for_env_steps": 100_000}),
+    (2, (0, 0), {"with_vtrace": False, "num_epochs": 2, "num_batches_per_epoch": 2, "lr_schedule": "linear_decay",
+                 "train_for_env_steps": 100_000}),
     (4, (0, 2), {"use_rnn": True, "rnn_size": 8, "algo": "impala", "self_play_past_fraction": 0.5,
                  "self_play_snapshot_every_env_steps": 3500}),
 ], ids=["kl_adaptive", "linear_decay", "self_play"])
@@ -114,7 +116,8 @@ def test_after_every_dataset_all_ranks_are_the_same(processes: Pool, size: int, 
     assert len(set(rates)) == (1 if "use_rnn" in settings else 3)
     per_dataset = settings.get("num_epochs", 1) * settings.get("num_batches_per_epoch", 1)
     assert steps == (per_dataset, 2 * per_dataset, 3 * per_dataset)
-    assert messages == tuple(n * (1 + 2 * per_dataset) for n in (1, 2, 3)), "one a dataset, two an SGD step"
+    of_dataset = 1 + 2 * per_dataset if settings.get("with_vtrace", True) else 2 + per_dataset
+    assert messages == tuple(n * of_dataset for n in (1, 2, 3)), "one a dataset, two an SGD step; with GAE two and one"
     assert sampled == tuple(n * sum(1000 + rank for rank in range(size)) for n in (1, 2, 3))
     assert decisions[-1] == sum(valid)
     if "use_rnn" in settings:  # due at 0, 3500 and 7000 decisions of all ranks
@@ -136,6 +139,7 @@ def exact(rig: Rig, data: dict[str, Tensor], dtype: torch.dtype) -> tuple[dict[s
     float_ = Tensor.float
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
         patch.setattr(Tensor, "float", Tensor.double if dtype == torch.float64 else float_)  # the model converts to it
+        data |= gather_sums(reducer, data, [slice(None)])[0]
         _, stats = rig.gradients(data)
     stats["grad_norm"] = reducer.step(torch.optim.SGD(model.parameters(), 0.0), float("inf"), stats)
     return {name: parameter.grad for name, parameter in model.named_parameters()}, stats
@@ -156,8 +160,9 @@ def gradients_of_own_half(rank: int, settings: dict[str, Any], dtype: torch.dtyp
 
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("empty", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"kl_loss_coeff": 0.5, "exploration_loss": "symmetric_kl"},
-                                      {"algo": "impala"}, {"algo": "a3c", "normalize_returns": False}], ids=str)
+@pytest.mark.parametrize("settings", [
+    {}, {"kl_loss_coeff": 0.5, "exploration_loss": "symmetric_kl"}, {"with_vtrace": False}, {"algo": "impala"},
+    {"algo": "a3c", "normalize_returns": False}], ids=str)
 def test_gradients_are_those_of_one_learner_on_the_joint_batch(processes: Pool, settings: dict[str, Any], empty: bool,
                                                                dtype: torch.dtype, precision: float) -> None:
     ranks = on_ranks(processes, 2, gradients_of_own_half, settings, dtype, empty)
@@ -201,12 +206,11 @@ class Run:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.processes: list[psutil.Process] = []
 
-    def wait_for_rows(self, mean_return: float = 0.0) -> None:
-        """Wait until new figures of training, and such a return, are written; all processes are there then."""
+    def wait_for_rows(self) -> None:
+        """Wait until new figures of training are written; all processes are there then."""
         deadline, metrics = time.monotonic() + 300, self.folder / "metrics.jsonl"
         before = len(read_lines(metrics))
-        while not any(row["sgd_steps"] and (row["mean_return"] or 0.0) >= mean_return
-                      for row in read_lines(metrics)[before:]):
+        while not any(row["sgd_steps"] for row in read_lines(metrics)[before:]):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         self.processes = psutil.Process(self.torchrun.pid).children(recursive=True)
@@ -232,10 +236,10 @@ class Run:
         return json.loads((self.folder / "summary.json").read_text())
 
 
-def test_two_ranks_learn_cartpole_and_end_at_the_same_step_when_stopped(tmp_path: Path) -> None:
+def test_two_ranks_end_at_the_same_step_when_stopped_and_go_on_together(tmp_path: Path) -> None:
     """Ctrl-C reaches torchrun, which passes it on. What is resumed ends with torchrun."""
     run = Run(tmp_path, "--eval_every_env_steps=1_000_000_000", "--eval_episodes=3")
-    run.wait_for_rows(40.0)  # 22 by chance
+    run.wait_for_rows()
     run.torchrun.send_signal(signal.SIGINT)
     output = run.end()
     assert "the ranks are apart" not in output
@@ -254,17 +258,15 @@ def test_two_ranks_learn_cartpole_and_end_at_the_same_step_when_stopped(tmp_path
     assert run.summary()["sgd_steps"] > saved["sgd_steps"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_rank_that_is_stopped_or_dies_ends_all(tmp_path: Path, number: int) -> None:
+def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.wait_for_rows()
     rank_1 = next(process for process in psutil.Process(run.torchrun.pid).children()
                   if process.environ()["RANK"] == "1")
-    rank_1.send_signal(number)
+    rank_1.kill()
     output = run.end()
-    assert (run.torchrun.returncode == 0) == (number == signal.SIGTERM), output
-    lost = f"train.py: rank 1 on {socket.gethostname()} is lost, no sign of life since "
-    assert (lost in output) == (number == signal.SIGKILL), output
+    assert run.torchrun.returncode != 0
+    assert f"train.py: rank 1 on {socket.gethostname()} is lost, no sign of life since " in output
     assert run.summary()["sgd_steps"] > 0
 
 

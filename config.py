@@ -317,7 +317,7 @@ def defaults(env_id: str, given: Values, machine: Machine | None = None) -> Valu
     check_values(algorithm.Settings, given)
     kind = family(env_id)
     usual = {name: getattr(algorithm.Settings, name) for name in ("batch_size", "num_batches_per_epoch", "rollout")}
-    of_env, of_algorithm = FAMILIES[kind].profile, algorithm.profiles.get(kind, {})
+    of_env, of_algorithm = FAMILIES[kind].profile, algorithm.profiles.get(FAMILIES[kind].like or kind, {})
     without_gpu = {"without_gpu": of_env.get("without_gpu", {}) | of_algorithm.get("without_gpu", {})}
     return automatic(machine or this_machine(given.get("device", "auto")),
                      usual | of_env | of_algorithm | without_gpu, given,

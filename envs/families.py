@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from envs.flat_spaces import ACTION_MASK, LARGEST, is_channels_last, parts_of
 from envs.multi_agent import PREFIX, ParallelVectorEnv, convert_turns, pettingzoo_maker
@@ -127,6 +127,12 @@ def vizdoom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
     return env
 
 
+def doom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
+    """Make one match of several players, with its own frame skip."""
+    make = load_env_creator(spec.entry_point)  # what it makes is none of gymnasium's
+    return make(**spec.kwargs, frame_skip=cfg.env_frameskip, render_mode=render_mode)
+
+
 def mujoco_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
     """Make one MuJoCo environment that writes no log of its own: each would repeat the same notes about its model."""
     import mujoco  # noqa: PLC0415  optional package
@@ -223,6 +229,7 @@ class Family(NamedTuple):
     obeys: tuple[str, ...] = ("res_w", "res_h")  # of env_frameskip, env_framestack, res_w and res_h; others are refused
     ids: tuple[str, ...] = ()  # beginnings of the ids that importing `module` registers
     large_observations: bool = False
+    like: str = ""  # another family, as in which algorithms learn well
 
 
 FAMILIES = {
@@ -240,6 +247,10 @@ FAMILIES = {
         "env_frameskip": 4, "res_w": 128, "res_h": 72, "num_envs": 16,
         "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128),
     }, vizdoom_env, obeys=("env_frameskip", "res_w", "res_h"), ids=("Vizdoom",), large_observations=True),
+    "doom": Family("envs.doom", {
+        "env_frameskip": 4, "res_w": 128, "res_h": 72, "num_envs": 8,
+        "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128),
+    }, doom_env, obeys=("env_frameskip", "res_w", "res_h"), ids=("doom_",), large_observations=True, like="vizdoom"),
     "atari": Family("ale_py", {
         "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0, "num_envs": 64,
         "encoder_conv_architecture": "convnet_atari", "encoder_conv_mlp_layers": (512,),

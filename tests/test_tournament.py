@@ -92,6 +92,14 @@ def test_won_even_and_lost_games_are_counted(name: str, actions: tuple[int, int]
     env.close()
 
 
+def test_the_true_objective_decides_where_there_is_one() -> None:
+    env = make_games("HigherWins", 4)
+    step = env.step
+    env.step = lambda rows: (taken := step(rows))._replace(objectives=-taken.rewards)
+    assert play_games(env, Scripted(2), Scripted(0), 20, seed=3) == 0
+    env.close()
+
+
 def test_everybody_plays_everybody() -> None:
     env = make_games("HigherWins", 4)
     points = play_all(env, [Scripted(action) for action in (0, 2, 1, 2)], 6, seed=0)
@@ -133,11 +141,12 @@ def test_policies_play_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture
     printed = []
     for _ in range(2):
         assert call(tournament.main, run_dir, "--episodes=40", "--against", str(earlier),
-                    str(tmp_path / "copy.pt")) == 0
+                    str(tmp_path / "copy.pt"), "random", "idle") == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1], "one seed gives one result"
     rows = read_table(printed[0])
     best, others = list(rows)[:2], list(rows)[2:]
     assert {*best} == {"policy_01", str(tmp_path / "copy.pt")}
-    assert {*others} == {"policy_00", str(earlier)}
+    assert {*others} == {"policy_00", str(earlier), "random", "idle"}
+    assert max(rows["idle"]) < "0.5", "it always plays the lowest action"
     assert all(float(share) > 0.8 for name in best for share in rows[name][2:])

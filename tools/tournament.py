@@ -2,13 +2,15 @@
 
     python -m tools.tournament --env pettingzoo:classic.connect_four_v3 --episodes 200 --against SNAPSHOT.pt ...
 
-An entry is a policy of the run, or a checkpoint such as an earlier version of one. In a game two entries share the
-agents of an environment: one plays the first, third, ... agent, the other the second, fourth, ...; in every other
-environment they change seats. Whose agents have the higher mean return has won.
+An entry is a policy of the run, or a checkpoint such as an earlier version of one; `random` is a new network, `idle`
+does nothing. In a game two entries share the agents of an environment: one plays the first, third, ... agent, the other
+the second, fourth, ...; in every other environment they change seats. Whose agents have the higher mean objective, or
+return where the environment has none, has won.
 """
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +29,8 @@ def main(argv: list[str]) -> None:
     """Let all policies of a run, and the entries of `--against`, play each other; print the results."""
     parser = arguments_of_a_run(__doc__)
     parser.add_argument("--checkpoint", default="latest", help="of each policy of the run: best, else latest [latest]")
-    parser.add_argument("--against", nargs="+", default=[], metavar="FILE", help="other entries: checkpoints")
+    parser.add_argument("--against", nargs="+", default=[], metavar="FILE",
+                        help="other entries: checkpoints, random, idle")
     args = parser.parse(argv)
     torch.set_num_threads(1)  # several would wait for each other in each small operator
     first = load_policy(args, 0, args.checkpoint)
@@ -35,14 +38,23 @@ def main(argv: list[str]) -> None:
     entries = {"policy_00": first}
     for number in range(1, first.cfg.num_policies):
         entries[f"policy_{number:02}"] = load_policy(args, number, args.checkpoint)
-    for name in args.against:
-        entries[name] = load_policy(args, 0, name)
     env = make_vector_env(first.cfg, min(args.episodes, MAX_ENVS))
     if len(env.agents) < 2 or len(env.kinds) > 1:
         raise UserError(f"a tournament needs an environment of several agents with the same spaces, not {env.name}")
+    for name in args.against:
+        make = {"random": Policy, "idle": Idle}.get(name)
+        entries[name] = make(first.cfg, env, 0, first.device) if make else load_policy(args, 0, name)
     points = play_all(env, list(entries.values()), args.episodes, args.seed)
     print(describe(list(entries), points, args.episodes))
     env.close()
+
+
+class Idle(Policy):
+    """Plays the first of each set of actions."""
+
+    def act(self, *args: Any, **more: Any) -> tuple[np.ndarray, torch.Tensor]:
+        rows, rnn_states = super().act(*args, **more)
+        return np.zeros_like(rows), rnn_states
 
 
 def play_all(env: VectorEnv, entries: Sequence[Policy], games: int, seed: int) -> np.ndarray:
@@ -62,7 +74,8 @@ def play_games(env: VectorEnv, first: Policy, second: Policy, games: int, seed: 
     for ended in play(env, players, games, seed):
         for episode in ended:
             seats = is_first[episode.env]
-            lead = episode.returns[seats].mean() - episode.returns[~seats].mean()
+            scores = episode.returns if np.isnan(episode.objectives).any() else episode.objectives
+            lead = scores[seats].mean() - scores[~seats].mean()
             points += 0.5 + 0.5 * float(np.sign(lead))
     return points
 

@@ -2,9 +2,11 @@
 
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
-from signal import SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGKILL, SIGSEGV, SIGSTOP, SIGTERM
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 from parts import make_config
-from running import SMALL, Run, wait_until
+from running import ROOT, SMALL, Run, shared_memory, wait_until
 
 from envs.families import make_vector_env
+from runtime.guard import segments_of
 from runtime.utils import UserError
 
 doom = pytest.importorskip("envs.doom", exc_type=ModuleNotFoundError)
@@ -159,6 +162,22 @@ def test_a_match_ends_with_an_engine_that_dies_or_stops(monkeypatch: pytest.Monk
     monkeypatch.setattr(doom, "WAIT_SEC", 30.0)
     env.reset()
     env.close()
+
+
+def test_a_port_that_is_taken_ends_the_process_at_once() -> None:
+    """A defect of vizdoom, by which it leaves files, too. A rollout worker is replaced, and asks for another port."""
+    code = """if True:
+        import socket, sys
+        from envs.doom import Doom
+        taken, make = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), Doom.make_game
+        taken.bind(("", 0))
+        Doom.make_game = lambda self, number, port, seed: make(self, number, taken.getsockname()[1], seed)
+        Doom().reset(0)"""
+    before, begun = shared_memory(), time.monotonic()
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -SIGSEGV
+    assert time.monotonic() - begun < 20
+    for path in shared_memory() - before - segments_of(set(psutil.pids())):
+        Path(path).unlink()
 
 
 def test_faults_are_overcome_within_40_seconds(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 
 from runtime.processes import start_server
-from runtime.utils import STOP_SIGNAL, ComponentError, EnvironmentFailure, UserError, forgive, run_command
+from runtime.utils import STOP_SIGNAL, ComponentError, EnvironmentFailure, UserError, forgive, run_command, this_rank
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         except BaseException as error:
             if STOP_SIGNAL() and not training:  # whatever the signal has interrupted
                 print("train.py: ended before the training began", file=sys.stderr)
-                return 0
+                return int(this_rank().world_size > 1)  # then torchrun ends the others
             is_one_line = isinstance(error, KeyboardInterrupt | UserError | ComponentError)
             if isinstance(error, EnvironmentFailure) or not is_one_line:
                 raise

@@ -111,11 +111,11 @@ class Trainer:
         of_encoder = parameters.encoder_settings(encoder or "", encodersubtype or "")
         take_share_of_cores()
         store_prefix, given = several.join_ranks(parameters.as_settings(given, of_encoder, policy_kwargs or {}))
+        # those that have begun; several ranks hear of each other from now on
+        self.services: list[Service] = [several.Ranks(self, store_prefix)] if this_rank().world_size > 1 else []
         self.cfg = configure(given)
         several.tell_settings(store_prefix, vars(self.cfg))
         context = None if self.cfg.serial_mode else start_server()
-        # those that have begun; several ranks hear of each other from now on
-        self.services: list[Service] = [several.Ranks(self, store_prefix)] if this_rank().world_size > 1 else []
         self.crew = Processes() if context else OneProcess()
         self._allocate(store_prefix)
         changed = ", ".join(changes(self.cfg).values())

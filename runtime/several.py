@@ -296,9 +296,10 @@ def join_ranks(given: dict) -> tuple[str, dict]:
         return prefix, given
     folder = tempfile.mkdtemp(prefix=f"rank_{own.rank}_of_{os.getppid()}_")
     remove_at_end(folder)
-    others = {name: value for name, value in json.loads(from_rank_0(f"{prefix}/settings")).items()
-              if name not in OWN_SETTINGS and value != given.get(name)}  # what names code takes it along
-    return prefix, {**given, **others, "train_dir": folder, "eval_every_env_steps": 0, "stop_at_return": math.inf,
+    settings = json.loads(from_rank_0(f"{prefix}/settings"))
+    kept = {name: value for name, value in given.items() if name in OWN_SETTINGS or value == settings.get(name)}
+    others = {name: value for name, value in settings.items() if name not in OWN_SETTINGS}
+    return prefix, {**others, **kept, "train_dir": folder, "eval_every_env_steps": 0, "stop_at_return": math.inf,
                     "save_every_sec": math.inf, "save_milestones_sec": math.inf, "trace_sec": 0.0}
 
 
@@ -414,8 +415,11 @@ class Ranks(Service):
             self.told |= {report[0]: True, "newest": newest[0].name if newest else "the beginning"}
         match report:
             case ("allocated" | "made" as place,):  # then rank 0 may move an older run away; all train
+                self.told["spaces"] = [kind.describe() for kind in self.trainer.buffers.info.kinds]
                 self.trainer.wait_until(lambda: all(news.get(place) for news, _ in self.heard),
                                         lambda: "not all ranks have made their models and processes")
+                if any(news["spaces"] != self.told["spaces"] for news, _ in self.heard):
+                    raise UserError(f"the ranks have environments of other spaces, here {self.told['spaces']}")
             case ("died", _, why, _) if "/gloo/" in why:  # its errors name the line of its code
                 deadline = time.monotonic() + SOON_SEC + 2 * BEAT_SEC
                 while not (line := self.find_lost(SOON_SEC)) and time.monotonic() < deadline:
@@ -428,7 +432,9 @@ class Ranks(Service):
         """Say who holds the others up. Raises `ComponentError` when another rank is lost."""
         if waits := [share for name, share in self.trainer.row.items() if name.startswith(WAITS)]:
             news, _ = self.heard[waits.index(min(waits))]  # it waits least: the others wait for it
-            self.trainer.besides = f"{max(waits):.0%} wait for {news['name'].rpartition(' ')[2]}"
+            names = news["name"].split(" on ")  # rank, host
+            own = this_rank()
+            self.trainer.besides = f"{max(waits):.0%} wait for {names[own.local_world_size < own.world_size]}"
         has_store = self.thread.is_alive()
         line = self.find_lost(LOST_SEC if has_store else SOON_SEC)
         if line and (has_store or not self.trainer.buffers.training_over):  # then rank 0 has ended, and the store
@@ -444,6 +450,8 @@ class Ranks(Service):
         if self.answered_at - since <= patience_sec:  # all lived when the store last answered, which is rank 0's
             since, news = self.answered_at, self.heard[0][0]
         seconds = time.monotonic() - since
+        if news.get("beat") == 0 and seconds > patience_sec:
+            return f"{news['name']} has not begun"
         clock = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         return f"{news['name']} is lost, no sign of life since {clock}" if seconds > patience_sec else ""
 
@@ -455,7 +463,8 @@ class Ranks(Service):
     def close(self) -> None:
         """Let the others hear that this rank ends, and whether it has failed."""
         if not self.is_over.is_set() and (self.trainer.has_failed or not self.trainer.is_ready):
-            self.told.setdefault("failure", f"{self.told['name']} has failed")
+            has = "has failed" if self.trainer.has_failed else "has ended before the training began, and said why"
+            self.told.setdefault("failure", f"{self.told['name']} {has}")
             time.sleep(2 * BEAT_SEC)
         self.is_over.set()
         self.thread.join(2 * BEAT_SEC)

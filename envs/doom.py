@@ -1,19 +1,21 @@
-"""Doom against others: `doom_duel`, `doom_duel_bots`, `doom_deathmatch_bots`, on maps of the package vizdoom.
+"""Doom matches between players and bots: `doom_duel`, `doom_duel_bots`, `doom_deathmatch_bots`, on maps of vizdoom.
 
 A parallel environment (`multi_agent.py`) of one to four players and up to eight of the game's own bots. An episode is a
-match of some minutes; who dies is inactive until it respawns. What an agent sees is the screen, and its health, armor,
-weapon and ammunition. Rewards are what happened to a player, weighed by its shaping, which populations tune; the true
-objective is its frags, in a duel 1 for a match that is won and 0.5 for a draw.
+match of some minutes; a dead player is inactive until it respawns. An agent sees the screen, and its health, armor,
+weapon and ammunition. Its reward is what happened to it, weighed by its shaping, which populations tune. The true
+objective is its frags; between two players without bots 1 for a match that is won and 0.5 for a draw.
 
-Each player is an engine, a process of its own, and the engines of a match talk over UDP within this machine. They must
-advance together, tic by tic, each called by a thread of its own: else they drift apart, or wait for each other for
-ever. No wait is longer than `WAIT_SEC`; then, or when an engine has died, all of the match are killed, since closing
-one whose host is gone would hang, and the rollout worker is replaced.
+Each player is an engine, a process of its own, and the engines of a match talk by UDP. A thread for each player tells
+its engine to play the next tic, all at the same time. Engines that are told otherwise drift apart or wait for each
+other for ever. No wait is longer than `WAIT_SEC`. Then, or when an engine has died, all engines of the match are
+killed, since one whose host is gone would never close, and the rollout worker is replaced.
 """
 
 import contextlib
 import os
+import random
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -36,7 +38,7 @@ TURNS, SMALL_TURNS = (0, 2, -2, 4, -4, 6, -6, 8, -8, 10, -10), (0, 5, -5)  # deg
 BUTTONS = "MOVE_FORWARD", "MOVE_BACKWARD", "MOVE_RIGHT", "MOVE_LEFT", "ATTACK", "SPEED", "TURN_LEFT_RIGHT_DELTA"
 SEEN = "HEALTH", "ARMOR", "SELECTED_WEAPON", "SELECTED_WEAPON_AMMO"
 COUNTED = "FRAGCOUNT", "DEATHCOUNT", "DAMAGECOUNT", "DAMAGE_TAKEN"  # since the engine began; frags of the match
-MOST_DAMAGE = 200.0  # that counts of one decision
+MOST_DAMAGE = 200.0  # that is counted of one decision
 SHAPING = {  # what each of these is worth to the player
     "frag": 1.0,
     "suicide": -1.0,
@@ -51,30 +53,40 @@ RULES = ("-deathmatch +timelimit 0 +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respaw
 
 
 class Doom:
-    """One match after another."""
+    """Plays matches, one after another."""
 
-    def __init__(self, wad: str = "multi_duel", players: int = 2, bots: int = 0, minutes: float = 2.0,
-                 actions: str = "discretized", frame_skip: int = 4, render_mode: str | None = None) -> None:
-        """Note what is played; the first reset begins the engines.
+    def __init__(self, wad: str = "multi_duel", level: str = "map01", players: int = 2, bots: int = 0,
+                 minutes: float = 2.0, actions: str = "discretized", frame_skip: int = 4,
+                 render_mode: str | None = None) -> None:
+        """Store the settings; the first reset begins the engines.
 
         Args:
-            wad: multi_duel, multi_deathmatch, cig, or the path of a file of one's own; its first map is played.
+            wad, level: multi_duel, multi_deathmatch, cig, or the path of a file of one's own, and a map in it.
             bots: the game's own players.
             minutes: how long an episode is, of the game's time.
             actions: discretized (those of Sample Factory without weapons), or small.
 
-        Raises `UserError` for what cannot be.
+        Raises `UserError` for impossible settings.
         """
-        if actions not in ACTIONS or players not in range(1, 5) or bots not in range(9) or minutes <= 0:
-            raise UserError("Doom is for 1 to 4 players, 0 to 8 bots, minutes above 0 and the actions "
-                            f"{' or '.join(ACTIONS)}, not for {players}, {bots}, {minutes} and {actions}")
-        self.wad = wad
+        scenario = Path(vizdoom.scenarios_path, f"{wad}".removesuffix(".wad") + ".wad")
+        self.wad = scenario if scenario.exists() else Path(f"{wad}").resolve()
+        for is_refused, words in (
+                (not self.wad.is_file(), f"wad={wad} is no file, and not multi_duel, multi_deathmatch or cig"),
+                (players not in range(1, 5), f"players={players!r} must be 1, 2, 3 or 4"),
+                (bots not in range(9), f"bots={bots!r} must be 0 to 8"),
+                (players in (1, "1") and not bots, "one player needs bots"),
+                (not isinstance(minutes, int | float) or not 0 < minutes < 1e6, f"minutes={minutes!r} must be above 0"),
+                (actions not in tuple(ACTIONS), f"actions={actions!r} must be {' or '.join(ACTIONS)}")):
+            if is_refused:
+                raise UserError(f"Doom: {words}; see --env_kwargs")
+        self.level = level
         self.bots = bots
         self.small = actions == "small"
         self.frame_skip = frame_skip
         self.num_decisions = max(1, round(minutes * 60 * TICS_PER_SEC / frame_skip))
         self.metadata = {"render_fps": TICS_PER_SEC}
         self.scale = 2 if render_mode else 1
+        self.shows_window = render_mode == "human"
         self.possible_agents = [f"player_{number}" for number in range(players)]
         variables = spaces.Box(0.0, np.inf, (len(SEEN),), np.float32)
         screen = spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
@@ -82,7 +94,6 @@ class Doom:
         self.shapings = [SHAPING] * players
         self.games: list[Any] = []
         self.engines: list[psutil.Process] = []
-        self.pool = ThreadPoolExecutor(players, "player")
 
     def observation_space(self, agent: str) -> spaces.Dict:
         return self.spaces[0]
@@ -101,7 +112,7 @@ class Doom:
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[Values, Values]:
         """Begin a match; with a seed by new engines, whose first match it determines."""
         if seed is not None or not self.games:
-            self.start(seed or 0)
+            self.start(random.getrandbits(31) if seed is None else seed)
         else:
             self.together(lambda game: game.new_episode())
         for command in ["removebots"] + ["addbot"] * self.bots:
@@ -134,21 +145,22 @@ class Doom:
 
     def buttons(self, action: np.ndarray) -> list[float]:
         """Return the state of each of `BUTTONS`."""
+        turns = TURNS
         if self.small:
             forward, attack, turn = action
-            side, run, degrees = 0, 0, SMALL_TURNS[turn]
-        else:
-            forward, side, attack, run, turn = action
-            degrees = TURNS[turn]
-        return [forward == 1, forward == 2, side == 1, side == 2, attack, run, degrees]
+            action, turns = (forward, 0, attack, 0, turn), SMALL_TURNS
+        forward, side, attack, run, turn = action
+        return [forward == 1, forward == 2, side == 1, side == 2, attack, run, turns[turn]]
 
     def look(self) -> None:
-        """Take over what the engines show of each player: its screen, what it sees and counts, whether it is dead."""
+        """Read from the engines the screen of each player, what it sees and counts, and whether it is dead."""
         states = [game.get_state() for game in self.games]
+        if None in states:
+            raise RuntimeError(f"{self.level} of {self.wad.name} has ended before the match")
         self.screens = [state.screen_buffer for state in states]
         variables = np.array([state.game_variables for state in states])
         self.seen, self.counted, self.dead = np.split(variables, [len(SEEN), -1], 1)
-        self.seen = self.seen.clip(min=0)  # of who is dead the health is -999,900
+        self.seen = self.seen.clip(min=0)  # a dead player's health is -999,900
         self.dead = self.dead[:, 0] > 0
 
     def observations(self) -> Values:
@@ -165,27 +177,30 @@ class Doom:
     # ---- engines -------------------------------------------------------------------------------------------------
 
     def start(self, seed: int) -> None:
-        """Begin new engines. One that ends meanwhile, for example since the port was taken, lets this process crash."""
+        """Begin new engines. One that ends during its start, for example for a taken port, crashes this process."""
         self.close()
         self.pool = ThreadPoolExecutor(len(self.possible_agents), "player")
         before = psutil.Process().children()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-            free.bind(("127.0.0.1", 0))
+            free.bind(("", 0))  # as the engine does
             port = free.getsockname()[1]
         self.games = [self.make_game(number, port, seed) for number in range(len(self.possible_agents))]
-        with silent():
-            self.together(lambda game: game.init())
-        self.engines = [process for process in psutil.Process().children() if process not in before]
+        try:
+            with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch), silent():  # they write files
+                self.together(lambda game: game.init())
+        finally:
+            self.engines = [each for each in psutil.Process().children() if each not in before]
+            if not self.games:  # it has failed, when it was not yet known whom to kill
+                self.close()
 
     def make_game(self, number: int, port: int, seed: int) -> Any:
         """Make the game of a player; the first one's is the host."""
         game = vizdoom.DoomGame()
-        scenario = Path(vizdoom.__file__).parent / "scenarios" / f"{self.wad}.wad"
-        game.set_doom_scenario_path(str(scenario if scenario.exists() else self.wad))
-        game.set_doom_map("map01")
+        game.set_doom_scenario_path(str(self.wad))
+        game.set_doom_map(self.level)
         game.set_doom_config_path(os.devnull)  # it would save its settings in the working folder
         game.set_seed(seed % 2**31)
-        game.set_window_visible(False)
+        game.set_window_visible(self.shows_window and number == 0)
         game.set_render_hud(True)
         game.set_screen_format(vizdoom.ScreenFormat.RGB24)
         size = f"RES_{WIDTH * self.scale}X{HEIGHT * self.scale}"
@@ -210,8 +225,9 @@ class Doom:
         for engine in self.engines:
             with contextlib.suppress(psutil.NoSuchProcess):
                 engine.kill()
+        if self.games:
+            self.pool.shutdown(wait=False)
         self.engines, self.games = [], []
-        self.pool.shutdown(wait=False)
 
 
 def advance(game: Any, buttons: list[float], tics: int, last: bool) -> None:
@@ -222,12 +238,12 @@ def advance(game: Any, buttons: list[float], tics: int, last: bool) -> None:
 
 def what_happened(seen: np.ndarray, counted: np.ndarray, was_dead: np.ndarray, seen_now: np.ndarray,
                   counted_now: np.ndarray) -> list[dict[str, float]]:
-    """Return how often what `SHAPING` weighs has happened to each player, from its `SEEN` and `COUNTED` before and now.
+    """Return the amount of each event of `SHAPING`, for each player, from its `SEEN` and `COUNTED` before and now.
 
     A life that begins is no gain of health.
     """
     frags, deaths, damage, damage_taken = (counted_now - counted).T
-    health, armor = np.where(was_dead, 0.0, (seen_now - seen)[:, :2].T).clip(min=0.0)
+    health, armor = np.where(was_dead | (deaths > 0), 0.0, (seen_now - seen)[:, :2].T).clip(min=0.0)
     numbers = np.stack([
         frags.clip(min=0.0),
         (-frags).clip(min=0.0),
@@ -249,9 +265,9 @@ def objectives(frags: np.ndarray, bots: int) -> list[float]:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Let programs that are started meanwhile write to nowhere: engines tell a lot."""
-    with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as after:
-        for number in (1, 2):
+    """Discard what programs that are started here print, and let them read nothing. It is of the whole process."""
+    with open(os.devnull, "r+") as nowhere, contextlib.ExitStack() as after:
+        for number in range(3):
             own = os.dup(number)
             after.callback(os.close, own)
             after.callback(os.dup2, own, number)

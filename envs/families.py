@@ -130,7 +130,9 @@ def vizdoom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
 def doom_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> Any:
     """Make one match of several players, with its own frame skip."""
     make = load_env_creator(spec.entry_point)  # what it makes is none of gymnasium's
-    return make(**spec.kwargs, frame_skip=cfg.env_frameskip, render_mode=render_mode)
+    env = make(**spec.kwargs, frame_skip=cfg.env_frameskip, render_mode=render_mode)
+    env.num_decisions = spec.max_episode_steps or env.num_decisions
+    return env
 
 
 def mujoco_env(cfg: Config, spec: EnvSpec, render_mode: str | None) -> gym.Env:
@@ -229,7 +231,7 @@ class Family(NamedTuple):
     obeys: tuple[str, ...] = ("res_w", "res_h")  # of env_frameskip, env_framestack, res_w and res_h; others are refused
     ids: tuple[str, ...] = ()  # beginnings of the ids that importing `module` registers
     large_observations: bool = False
-    like: str = ""  # another family, as in which algorithms learn well
+    like: str = ""  # the family whose profiles of the algorithms it uses; empty: its own
 
 
 FAMILIES = {

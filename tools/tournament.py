@@ -44,13 +44,14 @@ def main(argv: list[str]) -> None:
     for name in args.against:
         make = {"random": Policy, "idle": Idle}.get(name)
         entries[name] = make(first.cfg, env, 0, first.device) if make else load_policy(args, 0, name)
+        entries[name].deterministic = args.deterministic and not make
     points = play_all(env, list(entries.values()), args.episodes, args.seed)
     print(describe(list(entries), points, args.episodes))
     env.close()
 
 
 class Idle(Policy):
-    """Plays the first of each set of actions."""
+    """Plays the first of each set of actions, also where it is forbidden."""
 
     def act(self, *args: Any, **more: Any) -> tuple[np.ndarray, torch.Tensor]:
         rows, rnn_states = super().act(*args, **more)

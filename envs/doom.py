@@ -48,15 +48,15 @@ SHAPING = {  # what each of these is worth to the player
     "health": 0.005,  # a point that it finds
     "armor": 0.005,
 }
-RULES = ("-deathmatch +timelimit 0 +sv_forcerespawn 1 +sv_noautoaim 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 "
-         "+sv_nocrouch 1 +sv_nojump 1 +sv_noexit 1 +viz_nocheat 1")
+RULES = ("-deathmatch +timelimit 0 +sv_forcerespawn 1 +sv_noautoaim 1 +sv_spawnfarthest 1 +sv_nocrouch 1 +sv_nojump 1 "
+         "+sv_noexit 1 +viz_nocheat 1 +sv_respawnprotect")
 
 
 class Doom:
     """Plays matches, one after another."""
 
     def __init__(self, wad: str = "multi_duel", level: str = "map01", players: int = 2, bots: int = 0,
-                 minutes: float = 2.0, actions: str = "discretized", frame_skip: int = 4,
+                 minutes: float = 2.0, actions: str = "discretized", protected: bool = False, frame_skip: int = 4,
                  render_mode: str | None = None) -> None:
         """Store the settings; the first reset begins the engines.
 
@@ -65,6 +65,7 @@ class Doom:
             bots: the game's own players.
             minutes: how long an episode is, of the game's time.
             actions: discretized (those of Sample Factory without weapons), or small.
+            protected: for a moment nothing hurts a player that has respawned; so in Sample Factory.
 
         Raises `UserError` for impossible settings.
         """
@@ -82,6 +83,7 @@ class Doom:
         self.level = level
         self.bots = bots
         self.small = actions == "small"
+        self.rules = f"{RULES} {int(protected)}"
         self.frame_skip = frame_skip
         self.num_decisions = max(1, round(minutes * 60 * TICS_PER_SEC / frame_skip))
         self.metadata = {"render_fps": TICS_PER_SEC}
@@ -207,7 +209,7 @@ class Doom:
         game.set_screen_resolution(getattr(vizdoom.ScreenResolution, size))
         game.set_available_buttons([getattr(vizdoom.Button, name) for name in BUTTONS])
         game.set_available_game_variables([getattr(vizdoom.GameVariable, name) for name in (*SEEN, *COUNTED, "DEAD")])
-        place = f"-join 127.0.0.1:{port}" if number else f"-host {len(self.possible_agents)} -port {port} {RULES}"
+        place = f"-join 127.0.0.1:{port}" if number else f"-host {len(self.possible_agents)} -port {port} {self.rules}"
         game.add_game_args(f"{place} +viz_connect_timeout {WAIT_SEC / 3:.0f} +name player_{number} +colorset {number}")
         return game
 

@@ -188,7 +188,8 @@ class Doom:
             port = free.getsockname()[1]
         self.games = [self.make_game(number, port, seed) for number in range(len(self.possible_agents))]
         try:
-            with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch), silent():  # they write files
+            with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch), silent():
+                os.mkdir("_vizdoom")  # where each engine writes, and would end if another made it at the same time
                 self.together(lambda game: game.init())
         finally:
             self.engines = [each for each in psutil.Process().children() if each not in before]

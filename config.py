@@ -117,7 +117,7 @@ class Config:
     policy_workers_per_policy: int = option(1, "sampler", "policy worker processes", POSITIVE)
     set_workers_cpu_affinity: bool = option(False, "sampler", "bind each rollout worker to a core, in their order")
     rollout: int = option(32, "sampler", "T, the env_steps of one trajectory", POSITIVE)
-    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari and VizDoom)", POSITIVE)
+    env_frameskip: int = option(1, "sampler", "simulator frames per env_step (Atari, VizDoom and Doom)", POSITIVE)
     env_framestack: int = option(1, "sampler", "frames stacked in one observation (Atari only)", POSITIVE)
     res_w: int = option(0, "sampler", "resize images to this width; 0: as they come (not Atari)", NOT_NEGATIVE)
     res_h: int = option(0, "sampler", "resize images to this height; 0: as they come (not Atari)", NOT_NEGATIVE)

@@ -75,7 +75,7 @@ class Doom:
                 (not self.wad.is_file(), f"wad={wad} is no file, and not multi_duel, multi_deathmatch or cig"),
                 (players not in range(1, 5), f"players={players!r} must be 1, 2, 3 or 4"),
                 (bots not in range(9), f"bots={bots!r} must be 0 to 8"),
-                (players in (1, "1") and not bots, "one player needs bots"),
+                (players == 1 and not bots, "one player needs bots"),
                 (not isinstance(minutes, int | float) or not 0 < minutes < 1e6, f"minutes={minutes!r} must be above 0"),
                 (actions not in tuple(ACTIONS), f"actions={actions!r} must be {' or '.join(ACTIONS)}")):
             if is_refused:

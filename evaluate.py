@@ -10,6 +10,7 @@ The command's exit status is 0, 2 for bad input (one line), or 1 when the enviro
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -367,20 +368,19 @@ def main(argv: list[str]) -> None:
     loaded = load_policy(args, args.policy, args.checkpoint)
     seed_all(derive_seed(args.seed, EVALUATION, part=1))
     num_envs = 1 if render_mode else min(args.episodes, MAX_ENVS)
-    env = make_vector_env(loaded.cfg, num_envs, render_mode)
-    players = cast(env, assign_kinds(loaded.cfg, env), args.policy,
-                   lambda number: loaded if number == args.policy else load_policy(
-                       args, number, "latest" if args.checkpoint == "latest" else "best"))
-    for player in players:
-        print(f"playing {player.policy.source}")
-    steps = play(env, players, args.episodes, args.seed)
-    if args.record_video:
-        steps = film(steps, env, path, env.frames_per_sec / loaded.cfg.env_frameskip)
-    episodes = [episode for ended in steps for episode in ended]
+    with contextlib.closing(make_vector_env(loaded.cfg, num_envs, render_mode)) as env:
+        players = cast(env, assign_kinds(loaded.cfg, env), args.policy,
+                       lambda number: loaded if number == args.policy else load_policy(
+                           args, number, "latest" if args.checkpoint == "latest" else "best"))
+        for player in players:
+            print(f"playing {player.policy.source}")
+        steps = play(env, players, args.episodes, args.seed)
+        if args.record_video:
+            steps = film(steps, env, path, env.frames_per_sec / loaded.cfg.env_frameskip)
+        episodes = [episode for ended in steps for episode in ended]
     score = scores(episodes, np.ones(len(env.agents), bool))
     print(f"{len(episodes)} episode{'s' * (len(episodes) != 1)}: return {score['eval_return']:.2f} +- "
           f"{score['eval_return_std']:.2f} (standard deviation), length {score['eval_length']:.1f} env_steps")
-    env.close()
 
 
 def make_arguments() -> OneLineParser:

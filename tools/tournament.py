@@ -8,6 +8,7 @@ the second, fourth, ...; in every other environment they change seats. Whose age
 return where the environment has none, has won.
 """
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -38,16 +39,15 @@ def main(argv: list[str]) -> None:
     entries = {"policy_00": first}
     for number in range(1, first.cfg.num_policies):
         entries[f"policy_{number:02}"] = load_policy(args, number, args.checkpoint)
-    env = make_vector_env(first.cfg, min(args.episodes, MAX_ENVS))
-    if len(env.agents) < 2 or len(env.kinds) > 1:
-        raise UserError(f"a tournament needs an environment of several agents with the same spaces, not {env.name}")
-    for name in args.against:
-        make = {"random": Policy, "idle": Idle}.get(name)
-        entries[name] = make(first.cfg, env, 0, first.device) if make else load_policy(args, 0, name)
-        entries[name].deterministic = args.deterministic and not make
-    points = play_all(env, list(entries.values()), args.episodes, args.seed)
+    with contextlib.closing(make_vector_env(first.cfg, min(args.episodes, MAX_ENVS))) as env:
+        if len(env.agents) < 2 or len(env.kinds) > 1:
+            raise UserError(f"a tournament needs an environment of several agents with the same spaces, not {env.name}")
+        for name in args.against:
+            make = {"random": Policy, "idle": Idle}.get(name)
+            entries[name] = make(first.cfg, env, 0, first.device) if make else load_policy(args, 0, name)
+            entries[name].deterministic = args.deterministic and not make
+        points = play_all(env, list(entries.values()), args.episodes, args.seed)
     print(describe(list(entries), points, args.episodes))
-    env.close()
 
 
 class Idle(Policy):

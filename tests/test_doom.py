@@ -232,6 +232,7 @@ def test_faults_are_overcome_within_40_seconds(tmp_path: Path) -> None:
             seconds = time.monotonic() - begun
             assert run.learns(), fault
             assert wait_until(lambda: sum(member.name() == "vizdoom" for member in run.members()) == 8)
+            assert wait_until(lambda: not [*run.temporary.glob("*/_vizdoom")])  # no engine begins any more
             print(f"{number}: {fault}, replaced after {seconds:.1f} s, all play after {time.monotonic() - begun:.1f} s")
             assert seconds < 40
         run.process.send_signal(SIGTERM)

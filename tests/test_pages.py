@@ -136,10 +136,11 @@ def run(folder: Path, command: str) -> tuple[int, str]:
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in (
-    "usage", "python", "performance", "multi_agent", "algorithms", "forking", "walkthrough", "exercises/README"))]
+    "usage", "python", "performance", "multi_agent", "algorithms", "forking", "walkthrough", "health_gathering",
+    "exercises/README"))]
 MARKDOWN = [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
 NEEDED = {"pettingzoo:mpe2": "mpe2", "custom_mapping": "mpe2", "pettingzoo:classic": "pettingzoo",
-          "HalfCheetah": "mujoco", "script_docs_usage_0": "wandb"}
+          "HalfCheetah": "mujoco", "Vizdoom": "vizdoom", "script_docs_usage_0": "wandb"}
 # run by `test_experiments.py`, which looks at their numbers, too
 ELSEWHERE = [f"python -m docs.experiments.{name}" for name in ("chain", "lag", "memory", "normalization",
                                                                "stale_states", "time_limits")]

@@ -207,10 +207,10 @@ class Run:
         self.processes: list[psutil.Process] = []
 
     def wait_for_rows(self) -> None:
-        """Wait until new figures of training are written; all processes are there then."""
+        """Wait until new SGD steps are written; all processes are there then."""
         deadline, metrics = time.monotonic() + 300, self.folder / "metrics.jsonl"
-        before = len(read_lines(metrics))
-        while not any(row["sgd_steps"] for row in read_lines(metrics)[before:]):
+        before = max((row["sgd_steps"] for row in read_lines(metrics)), default=0)
+        while not any(row["sgd_steps"] > before for row in read_lines(metrics)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         self.processes = psutil.Process(self.torchrun.pid).children(recursive=True)

@@ -18,8 +18,8 @@ EVENTS = [
 
 
 def make_run(run_dir: Path, value: float, begin: int = 1, end: int = 4) -> Path:
-    """Make a run whose mean return is value + i after i minutes and i env_steps."""
-    rows = [{"wall_sec": 60 * i, "env_steps": i, "mean_return": value + i} for i in range(begin, end)]
+    """Make a run whose mean return is value + i after i minutes and i million env_steps."""
+    rows = [{"wall_sec": 60 * i, "env_steps": i * 10**6, "mean_return": value + i} for i in range(begin, end)]
     run_dir.mkdir(parents=True)
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run_dir

@@ -39,8 +39,8 @@ def drawing(output: Path, height: float) -> Iterator[Figure]:
 
 
 def read_curve(run_dir: Path, key: str) -> np.ndarray:
-    """Read a key of a run: minutes, env_steps, values, [N, 3]. Raises `UserError` where there is none."""
-    points = [(row["wall_sec"] / 60, row["env_steps"], row[key])
+    """Read a key of a run: minutes, million env_steps, values, [N, 3]. Raises `UserError` where there is none."""
+    points = [(row["wall_sec"] / 60, row["env_steps"] / 1e6, row[key])
               for row in read_lines(run_dir / "metrics.jsonl") if row.get(key) is not None]
     if not points:
         raise UserError(f"{run_dir}/metrics.jsonl holds no {key}")
@@ -72,7 +72,7 @@ def draw(run_dirs: Sequence[Path], output: Path, goal: float, key: str) -> None:
     with drawing(output, 3.4) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         panels[0].set(xlabel="minutes", ylabel=key)
-        panels[1].set(xlabel="env_steps")
+        panels[1].set(xlabel="million env_steps")
         for color, (name, members) in zip(cycle(COLORS), group_runs(run_dirs).items(), strict=False):
             curves = [read_curve(run_dir, key) for run_dir in members]
             label = f"{name}, mean of {len(curves)}" if len(curves) > 1 else name

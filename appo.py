@@ -63,7 +63,7 @@ PROFILES: dict[str, Values] = {
     "pettingzoo": {"rollout": 32, "batch_size": 1024, "num_batches_per_epoch": 2, "learning_rate": 5e-4},
     "other": {
         "learning_rate": 3e-4, "lr_adaptive_max": 5e-4, "kl_loss_coeff": 1.0, "exploration_loss_coeff": 0.02,
-        "max_grad_norm": 0.2},
+        "max_grad_norm": 0.2, "max_epochs": 32},
 }
 
 

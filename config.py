@@ -126,6 +126,7 @@ class Config:
     batch_size: int = option(1024, "learner", "samples of one minibatch (one SGD step)", POSITIVE)
     num_batches_per_epoch: int = option(1, "learner", "minibatches in one dataset", POSITIVE)
     num_epochs: int = option(1, "learner", "passes over each dataset", POSITIVE)
+    max_epochs: int = option(1, "learner", "more passes, up to so many, while the next dataset is not there", POSITIVE)
     gamma: float = option(0.99, "learner", "discount per env_step", FRACTION, tune=(0.0, 0.999999))
     learning_rate: float = option(1e-4, "learner", "initial learning rate", POSITIVE, tune=(1e-8, 1e-1))
     lr_schedule: str = option("constant", "learner", "linear_decay reaches 0 at train_for_env_steps; kl_adaptive "
@@ -233,10 +234,6 @@ class Config:
     @property
     def run_dir(self) -> Path:
         return run_dir_of(self.train_dir, self.experiment, self.env)
-
-    @property
-    def envs_per_split(self) -> int:
-        return self.num_envs_per_worker // self.worker_num_splits
 
     @property
     def num_splits(self) -> int:

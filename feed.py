@@ -56,8 +56,8 @@ class Feed:
         self.specs = buffers.specs[own.kind]
         self.trajectories = buffers.trajectories_of(policy)
         self.slot_place = buffers.slot_place.numpy()
-        self.returned: queue.Queue = queue.Queue()  # datasets to be filled, from training to the batcher
-        self.datasets: queue.Queue = queue.Queue()  # from the batcher to training; also an exception
+        self.returned = queue.Queue()  # datasets to be filled, from training to the batcher
+        self.datasets = queue.Queue()  # from the batcher to training; also an exception
         self.deliver: Callable[[Any], None] = self.datasets.put  # in serial mode: what trains at once
         self.is_inserting = False
         self.pinned = own.device.type != "cpu"
@@ -145,6 +145,10 @@ class Feed:
         if isinstance(dataset, BaseException):
             raise dataset
         return dataset
+
+    def has_next(self) -> bool:
+        """Return whether the next dataset waits, or no slot is left to sample into."""
+        return (self.slot_place[self.own] == HANDED_IN).sum() >= min(self.cfg.trajectories_per_dataset, len(self.own))
 
     def is_idle(self) -> bool:
         """Return whether there is nothing to train on until more is handed in; for the training thread."""

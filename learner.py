@@ -1,10 +1,10 @@
 """The learner: turns trajectories into better weights.
 
 Its feed hands out datasets of finished trajectories (`feed.py`). On each the learner takes `num_epochs` x
-`num_batches_per_epoch` SGD steps, every one on a minibatch, and publishes the weights after every step (in turns, and
-off-policy: after the last one). The algorithm says what the loss is (`algorithm.py`). Several learners of a policy work
-together through a reducer (`runtime/several.py`). Between two datasets a learner obeys the commands of the main
-process.
+`num_batches_per_epoch` SGD steps, every one on a minibatch (more, up to `max_epochs`, while the next dataset is not
+there), and publishes the weights after every step (in turns, and off-policy: after the last one). The algorithm says
+what the loss is (`algorithm.py`). Several learners of a policy work together through a reducer (`runtime/several.py`).
+Between two datasets a learner obeys the commands of the main process.
 
 Rows that are not valid (the reset between two episodes, acted by too old a policy) change no loss, no gradient and no
 statistic. Read next: `algorithm.py`.
@@ -93,7 +93,7 @@ class Learner:
             self.feed.deliver = self.train_on_dataset
         self.obs_names = [name for name in self.feed.specs if name.startswith("obs/")]
         num_bytes = sum(self.feed.trajectories[name][0, 0].nbytes for name in self.obs_names)  # of an observation
-        self.steps_per_pass = max(1, int(CPU_BYTES_PER_PASS / num_bytes))
+        self.steps_per_pass = max(1, CPU_BYTES_PER_PASS // num_bytes)
         empty = self.observations(self.feed.trajectories, lambda slots: slots[0, :0].to(device))
         self.no_summaries = self.model.summarize(empty) + [torch.zeros(7)] * cfg.normalize_returns
         self.configure()
@@ -247,16 +247,18 @@ class Learner:
         """Run all epochs over a dataset; publish the weights, report. of_ranks: what moves observation statistics."""
         cfg = self.cfg
         hold_units(self.model, hold=True)
-        images = self.model.normalize_images(data, self.images, self.map) if cfg.num_epochs > 1 else {}
+        epochs = max(cfg.num_epochs, cfg.max_epochs if cfg.async_rl and not cfg.serial_mode else 1)
+        images = self.model.normalize_images(data, self.images, self.map) if epochs > 1 else {}
         minibatches = [rows if isinstance(rows, slice) else rows.to(self.device, non_blocking=True)
-                       for _ in range(cfg.num_epochs) for rows in self.feed.split(self.shuffle)]
+                       for _ in range(epochs) for rows in self.feed.split(self.shuffle)]
         sums, stats = gather_sums(self.reducer, data, minibatches), []
         for step, rows in enumerate(minibatches, 1):
-            if step == len(minibatches):
+            may_end = step >= cfg.num_epochs * cfg.num_batches_per_epoch
+            if enough := may_end and (step == len(minibatches) or self.feed.has_next()):
                 self.feed.allow_next()
             minibatch = {name: select(tensor, rows) for name, tensor in (data | images).items()}
-            stats.append(self.sgd_step(minibatch | sums[step - 1]))
-            last = bool(stats[-1].pop("stopping")) or step == len(minibatches)
+            stats.append(self.sgd_step(minibatch | sums[step - 1], last=enough))
+            last = bool(stats[-1].pop("stopping"))
             if self.priorities is not None:
                 dataset.set_priorities(rows, self.priorities.cpu())
             if step % cfg.num_batches_per_epoch == 0:
@@ -268,13 +270,12 @@ class Learner:
                 self.weights.publish(self.model, self.sgd_steps, wait=False)
             if last:
                 break
-        if step < len(minibatches):
+        if not enough:
             self.feed.allow_next()
         hold_units(self.model, hold=False)
         self.take_snapshot()
-        summary = summarize(stats, self.model)
         self.weights.finish_publishing()
-        self.report(("trained", self.policy, describe(self, summary, dataset.tensors["valid"])))
+        self.report(("trained", self.policy, describe(self, summarize(stats, self.model), dataset.tensors["valid"])))
 
     def prepare(self, dataset: Any) -> Data:
         """Copy a dataset to the device; add what the algorithm computes once for all its SGD steps."""
@@ -284,11 +285,15 @@ class Learner:
             data |= self.algorithm.prepare(self.model, data, self.evaluate)
         return data
 
-    def sgd_step(self, minibatch: Data) -> Data:
-        """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics."""
+    def sgd_step(self, minibatch: Data, *, last: bool = False) -> Data:
+        """Take an SGD step on a minibatch of trajectories [B, T(+1), ...], return statistics.
+
+        last: this rank would end the dataset with this step. The statistic "stopping" is above 0 if any rank would, or
+        if the run ends.
+        """
         self.commands.beat()
         self.buffers.sgd_steps_begun[self.policy] += 1
-        stats: Stats = {"stopping": self.buffers.stopping.float()}  # of any rank
+        stats = {"stopping": self.buffers.stopping + float(last)}  # of any rank
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         data = {name: tensor.transpose(0, 1) for name, tensor in minibatch.items()}  # [T(+1), B, ...]

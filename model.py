@@ -131,11 +131,6 @@ class ActorCritic(nn.Module):
         for number, (_, normalizer) in enumerate(self.running):
             normalizer.update(*summaries[3 * number : 3 * number + 3])
 
-    def body_to(self, dtype: torch.dtype) -> None:
-        """Convert the encoder's weights, for acting: casting weights at every step would cost more than it saves."""
-        self.encoder.to(dtype)
-        self.arithmetic = dtype
-
 
 def initialize(module: nn.Module, gain: float) -> None:
     """Make weight matrices orthogonal and biases 0; an LSTM's forget gates begin at 1: it begins by remembering.

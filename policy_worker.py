@@ -108,7 +108,8 @@ class PolicyWorker:
             return model, version
         if model is None:
             model = self.algorithm.make_model(self.obs_space, self.action_space).to(self.device).eval()
-            model.body_to(body_dtype(self.cfg.precision, self.device, self.obs_space))
+            model.arithmetic = body_dtype(self.cfg.precision, self.device, self.obs_space)
+            model.encoder.to(model.arithmetic)  # casting its weights at every step would cost more than it saves
             prepare(model, tf32=self.cfg.tf32, torch_compile=self.cfg.torch_compile)
         self.models[snapshot] = model, self.weights.refresh(model, snapshot)
         hold_units(model, hold=True)

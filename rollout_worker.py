@@ -77,7 +77,8 @@ class RolloutWorker:
         self.pools = [SlotPool(buffers.slots_of(policy)[own], buffers.slot_place.numpy(), shared.trajectories_done)
                       for policy, shared in enumerate(buffers.policies)]
         self.splits = [Split(cfg, buffers, worker * cfg.worker_num_splits + number, start,
-                             make_env(cfg, cfg.envs_per_split)) for number in range(cfg.worker_num_splits)]
+                             make_env(cfg, cfg.num_envs_per_worker // cfg.worker_num_splits))
+                       for number in range(cfg.worker_num_splits)]
         for split in self.splits:
             self.record(split, split.latest)
         self.waiting = list(self.splits)

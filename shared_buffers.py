@@ -203,7 +203,7 @@ class Arena(Data):
 
 def small_tables(cfg: Config, num_agents: int, num_shapings: int) -> dict[str, Spec]:
     """List what is shared beside trajectories and weights. num_agents: of an environment."""
-    agents = (cfg.num_splits, cfg.envs_per_split * num_agents)
+    agents = (cfg.num_splits, cfg.num_envs_per_worker // cfg.worker_num_splits * num_agents)
     workers, policies, num_slots = cfg.num_workers, cfg.num_policies, math.prod(agents) * cfg.num_policies
     num_components = workers + policies * (len(cfg.learners) + cfg.policy_workers_per_policy)
     return {

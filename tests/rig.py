@@ -120,9 +120,9 @@ class Rig:
         """Call a function with the minibatch of every SGD step, just before it."""
         sgd_step = self.learner.sgd_step
 
-        def step(data: dict[str, Tensor]) -> dict[str, Tensor]:
+        def step(data: dict[str, Tensor], **more: Any) -> dict[str, Tensor]:
             look(data)
-            return sgd_step(data)
+            return sgd_step(data, **more)
 
         self.learner.sgd_step = step
 

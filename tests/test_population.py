@@ -137,8 +137,8 @@ class Watch:
             after, published = copy.deepcopy(training_state(learner)), learner.weights.read()[0]
             self.copies.append((learner.policy, saved, before, after, published))
 
-        def watched_sgd_step(learner: Learner, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            stats = sgd_step(learner, data)
+        def watched_sgd_step(learner: Learner, data: dict[str, torch.Tensor], **more: Any) -> dict[str, torch.Tensor]:
+            stats = sgd_step(learner, data, **more)
             rates = {group["lr"] for group in learner.optimizer.param_groups}
             wanted = learner.buffers.settings[learner.policy, list(tunable(learner.cfg)).index("learning_rate")]
             self.sgd_steps.append(SgdStep(

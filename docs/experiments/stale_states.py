@@ -27,8 +27,8 @@ Weights = dict[str, Tensor]
 def keeping(kept: list[Weights]) -> type[Learner]:
     """Make a learner that keeps the weights after each SGD step."""
     class Keeping(Learner):
-        def sgd_step(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-            statistics = super().sgd_step(data)
+        def sgd_step(self, data: dict[str, Tensor], **last: bool) -> dict[str, Tensor]:
+            statistics = super().sgd_step(data, **last)
             kept.append({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
             return statistics
     return Keeping

@@ -25,7 +25,7 @@ from normalizers import ReturnNormalizer
 from runtime import checkpoint
 from runtime.several import Reducer
 from runtime.utils import UserError
-from shared_buffers import HANDED_IN, SLOTS
+from shared_buffers import HANDED_IN, SLOTS, TAKEN
 from vtrace import gae, vtrace
 
 assert_same = functools.partial(torch.testing.assert_close, rtol=0, atol=0)
@@ -452,12 +452,16 @@ def test_weights_are_published_after_every_sgd_step() -> None:
     assert 0 < counts[6] == counts[11]
 
 
-@pytest.mark.parametrize("stopping_step", [0, 2])
-def test_training_leaves_its_dataset_when_asked(stopping_step: int) -> None:
-    rig = Rig(num_epochs=6)
-    rig.before_each_sgd_step(lambda data: rig.buffers.stopping.fill_(rig.learner.sgd_steps + 1 >= stopping_step))
-    rig.buffers.stopping.fill_(stopping_step == 0)
-    assert stopping_step <= rig.train()["sgd_steps"] == rig.shared.weights.version <= stopping_step + 1
+@pytest.mark.parametrize(("stops", "waits", "sgd_steps"), [(1, 9, 1), (2, 9, 2), (9, 0, 2), (9, 3, 5), (9, 9, 6)])
+def test_a_dataset_is_left_when_asked_or_when_the_next_one_waits(stops: int, waits: int, sgd_steps: int) -> None:
+    rig = Rig(num_epochs=2, max_epochs=6, serial_mode=False)
+
+    def look(data: dict[str, Tensor]) -> None:
+        rig.buffers.stopping.fill_(rig.learner.sgd_steps + 1 >= stops)
+        rig.buffers.slot_place.fill_(HANDED_IN if rig.learner.sgd_steps >= waits else TAKEN)
+
+    rig.before_each_sgd_step(look)
+    assert rig.train()["sgd_steps"] == rig.shared.weights.version == sgd_steps
 
 
 def test_asynchronous_mode_frees_each_slot_as_soon_as_it_is_copied() -> None:
@@ -482,9 +486,8 @@ def test_asynchronous_mode_frees_each_slot_as_soon_as_it_is_copied() -> None:
 def test_in_turns_all_slots_are_given_back_together_and_never_while_a_dataset_is_trained_on(
         num_workers: int, num_envs: int) -> None:
     """A dataset has 4 trajectories: of each environment several, one, or those of some."""
-    rig = Rig(async_rl=False, num_workers=num_workers, num_envs_per_worker=num_envs)
+    rig, held_back = Rig(async_rl=False, num_workers=num_workers, num_envs_per_worker=num_envs), []
     everybody, inboxes = list(range(rig.buffers.num_slots)), rig.buffers.worker_inboxes
-    held_back: list[bool] = []
     rig.before_each_sgd_step(lambda data: held_back.append(all(inbox.empty() for inbox in inboxes)))
     for turn in range(1, 9):
         rig.act()
@@ -527,11 +530,9 @@ def test_what_breaks_the_batcher_is_raised_where_it_trains() -> None:
 
 
 def test_the_next_dataset_is_filled_during_the_last_sgd_step_not_earlier() -> None:
-    rig = Rig(num_epochs=3)
-    waiting: list[int] = []
+    rig, waiting = Rig(num_epochs=3), []
     rig.before_each_sgd_step(lambda data: waiting.append(rig.feed.returned.qsize()))
-    first = rig.dataset()
-    rig.train(first)
+    rig.train(first := rig.dataset())
     second = rig.feed.returned.get_nowait()
     assert second is not first
     second.tensors.update(rig.dataset(1).tensors)

@@ -126,7 +126,7 @@ class Config:
     batch_size: int = option(1024, "learner", "samples of one minibatch (one SGD step)", POSITIVE)
     num_batches_per_epoch: int = option(1, "learner", "minibatches in one dataset", POSITIVE)
     num_epochs: int = option(1, "learner", "passes over each dataset", POSITIVE)
-    max_epochs: int = option(1, "learner", "more passes, up to so many, while the next dataset is not there", POSITIVE)
+    max_epochs: int = option(1, "learner", "up to so many passes, while the next dataset is not there", POSITIVE)
     gamma: float = option(0.99, "learner", "discount per env_step", FRACTION, tune=(0.0, 0.999999))
     learning_rate: float = option(1e-4, "learner", "initial learning rate", POSITIVE, tune=(1e-8, 1e-1))
     lr_schedule: str = option("constant", "learner", "linear_decay reaches 0 at train_for_env_steps; kl_adaptive "

@@ -50,8 +50,8 @@ def learn(env: Callable, train_dir: Path, env_steps: int, goal: float = np.inf, 
     return policy.mean_return / scale
 
 
-def watch(sgd_step: Callable, steps: list[dict], data: dict[str, Tensor], **last: bool) -> dict[str, Tensor]:
-    steps.append(sgd_step(data, **last))
+def watch(sgd_step: Callable, steps: list[dict], data: dict[str, Tensor], **more: Any) -> dict[str, Tensor]:
+    steps.append(sgd_step(data, **more))
     return steps[-1]
 
 

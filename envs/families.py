@@ -234,6 +234,10 @@ class Family(NamedTuple):
     like: str = ""  # the family whose profiles of the algorithms it uses; empty: its own
 
 
+DOOM: Values = {  # beside the number of environments
+    "env_frameskip": 4, "res_w": 128, "res_h": 72, "encoder_conv_architecture": "convnet_simple",
+    "encoder_mlp_layers": (128, 128)}
+
 FAMILIES = {
     "classic_control": Family("gymnasium.envs.classic_control", {
         "train_for_env_steps": 500_000, "num_envs": 32, "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh"}),
@@ -245,14 +249,11 @@ FAMILIES = {
         "train_for_env_steps": 5_000_000, "num_envs": 32, "encoder_conv_architecture": "convnet_small",
         "encoder_conv_mlp_layers": (128,), "encoder_mlp_layers": (32,), "rnn_size": 128, "nonlinearity": "relu",
     }, minigrid_env, obeys=(), ids=("MiniGrid", "BabyAI")),
-    "vizdoom": Family("vizdoom.gymnasium_wrapper", {
-        "env_frameskip": 4, "res_w": 128, "res_h": 72, "num_envs": 16,
-        "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128),
-    }, vizdoom_env, obeys=("env_frameskip", "res_w", "res_h"), ids=("Vizdoom",), large_observations=True),
-    "doom": Family("envs.doom", {
-        "env_frameskip": 4, "res_w": 128, "res_h": 72, "num_envs": 8,
-        "encoder_conv_architecture": "convnet_simple", "encoder_mlp_layers": (128, 128),
-    }, doom_env, obeys=("env_frameskip", "res_w", "res_h"), ids=("doom_",), large_observations=True, like="vizdoom"),
+    "vizdoom": Family(
+        "vizdoom.gymnasium_wrapper", {"num_envs": 16, **DOOM}, vizdoom_env,
+        obeys=("env_frameskip", "res_w", "res_h"), ids=("Vizdoom",), large_observations=True),
+    "doom": Family("envs.doom", {"num_envs": 8, **DOOM}, doom_env, obeys=("env_frameskip", "res_w", "res_h"),
+                   ids=("doom_",), large_observations=True, like="vizdoom"),
     "atari": Family("ale_py", {
         "env_frameskip": 4, "env_framestack": 4, "reward_clip": 1.0, "num_envs": 64,
         "encoder_conv_architecture": "convnet_atari", "encoder_conv_mlp_layers": (512,),

@@ -234,7 +234,7 @@ class Family(NamedTuple):
     like: str = ""  # the family whose profiles of the algorithms it uses; empty: its own
 
 
-DOOM: Values = {  # beside the number of environments
+DOOM: Values = {  # what Doom's two families share
     "env_frameskip": 4, "res_w": 128, "res_h": 72, "encoder_conv_architecture": "convnet_simple",
     "encoder_mlp_layers": (128, 128)}
 

@@ -412,10 +412,11 @@ class Ranks(Service):
         """Note what the others must know. Raises `ComponentError` when the connection to another rank has broken."""
         if report[0] in ("allocated", "made", "saved"):
             newest = list_resumable(policy_dir(self.trainer.cfg.run_dir))
-            self.told |= {report[0]: True, "newest": newest[0].name if newest else "the beginning"}
+            spaces = [kind.describe() for kind in self.trainer.buffers.info.kinds]
+            # all at once: the thread may send it at any time
+            self.told |= {report[0]: True, "spaces": spaces, "newest": newest[0].name if newest else "the beginning"}
         match report:
             case ("allocated" | "made" as place,):  # then rank 0 may move an older run away; all train
-                self.told["spaces"] = [kind.describe() for kind in self.trainer.buffers.info.kinds]
                 self.trainer.wait_until(lambda: all(news.get(place) for news, _ in self.heard),
                                         lambda: "not all ranks have made their models and processes")
                 if any(news["spaces"] != self.told["spaces"] for news, _ in self.heard):

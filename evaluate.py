@@ -58,8 +58,7 @@ def load(path: str | os.PathLike, *, env: Any = None, policy: int = 0, checkpoin
 
     Raises `UserError` when there is none, or when its settings name code that was not asked for.
     """
-    path = Path(path if checkpoint in ("best", "latest") else checkpoint).resolve()
-    run_dir = path
+    run_dir = path = Path(path if checkpoint in ("best", "latest") else checkpoint).resolve()
     if checkpoint == "best":
         path = checkpoints.find_checkpoint(run_dir, "best", policy) or run_dir
     if path.is_file():
@@ -388,9 +387,10 @@ def make_arguments() -> OneLineParser:
     parser = arguments_of_a_run(__doc__)
     parser.add_argument("--checkpoint", default="best", help="best (else latest), latest, or a file [best]")
     parser.add_argument("--policy", type=int, default=0, help="which policy of a population plays [0]")
-    parser.add_argument("--render", action="store_true", help="show the game in a window, one environment")
-    parser.add_argument("--record_video", type=Path, metavar="FILE",
-                        help="record one environment's true picture as FILE.mp4 or FILE.gif")
+    pictures = parser.add_mutually_exclusive_group()
+    pictures.add_argument("--render", action="store_true", help="show the game in a window, one environment")
+    pictures.add_argument("--record_video", type=Path, metavar="FILE",
+                          help="record one environment's true picture as FILE.mp4 or FILE.gif")
     return parser
 
 

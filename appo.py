@@ -52,7 +52,7 @@ PROFILES: dict[str, Values] = {
         "nonlinearity": "silu", "policy_init_gain": 1.41, "without_gpu": {"batch_size": 512}},
     "classic_control": {"rollout": 32, "batch_size": 256, "kl_loss_coeff": 1.0, "exploration_loss_coeff": 0.0},
     "box2d": {"gamma": 0.995, "gae_lambda": 0.97, "exploration_loss_coeff": 0.005},
-    "mujoco": {"gamma": 0.995, "batch_size": 1024, "lr_schedule": "linear_decay", "exploration_loss_coeff": 0.0},
+    "mujoco": {"gamma": 0.995, "batch_size": 1024, "exploration_loss_coeff": 0.0},
     "minigrid": {
         # A solved task gives a deterministic policy, whose few and sudden changes no KL announces: the rate is at its
         # bound when they come. A penalty on the KL holds the policy where it acted, a large epsilon Adam's steps small.

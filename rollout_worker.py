@@ -354,7 +354,7 @@ class Split:
         self.fresh &= ~self.closing
         for _, rows, agents, _, at in self.by_kind(self.closing):
             rows["rewards"][at] = self.rewards[agents]
-            rows["terminated"][at] = step.terminated[agents]
+            rows["terminated"][at] = (step.terminated | step.life_lost)[agents]
             rows["truncated"][at] = step.truncated[agents]
             rows["valid"][at] = valid[agents]
         self.t += self.closing

@@ -249,7 +249,7 @@ def trajectory_specs(T: int, obs_space: dict[str, spaces.Space], action_space: s
         # written by the rollout worker
         **{f"obs/{name}": Spec((T + 1, *space.shape), dtype_of(space)) for name, space in obs_space.items()},
         "rewards": Spec((T,), torch.float32),
-        "terminated": Spec((T,), torch.bool),
+        "terminated": Spec((T,), torch.bool),  # also where a life is lost and the episode goes on
         "truncated": Spec((T,), torch.bool),
         "valid": Spec((T,), torch.bool),  # False: a step that only reset the environment, or was never taken
         "new_episode": Spec((T + 1,), torch.bool),  # obs[t] is an episode's first: the hidden state before it is 0

@@ -158,16 +158,16 @@ def atari_batch(cfg: Config, spec: EnvSpec, num_envs: int) -> gym.vector.VectorE
     """Make the C++ implementation of the standard preprocessing, with the stickiness of the id.
 
     Frame skip with max-pooling over the last two frames, 84x84 gray, stacked frames, up to 30 no-ops and FIRE at
-    a reset, whole games as episodes. Rewards come unclipped, so that logged returns are true.
+    a reset, whole games as episodes (a life lost ends no more than what counts for the actions before it). Rewards come
+    unclipped, so that logged returns are true.
     """
     from ale_py.vector_env import AtariVectorEnv  # noqa: PLC0415  optional package
 
     if spec.max_episode_steps is not None or not spec.kwargs.keys() <= ATARI_BATCH_KWARGS:
         return None
-    kwargs = {"repeat_action_probability": 0.0, "max_num_frames_per_episode": 108_000, **spec.kwargs}
-    kwargs |= {"frameskip": cfg.env_frameskip, "stack_num": cfg.env_framestack, "num_threads": 1}
-    return ChannelsLast(AtariVectorEnv(num_envs=num_envs, reward_clipping=False, episodic_life=False,
-                                       use_fire_reset=True, noop_max=NOOP_MAX, **kwargs))
+    return ChannelsLast(AtariVectorEnv(
+        num_envs=num_envs, num_threads=1, stack_num=cfg.env_framestack, noop_max=NOOP_MAX, reward_clipping=False,
+        **spec.kwargs | {"frameskip": cfg.env_frameskip}))
 
 
 class ChannelsLast(gym.vector.VectorObservationWrapper):

@@ -64,7 +64,7 @@ class ParallelVectorEnv(VectorEnv):
         num_agents = len(self._live)
         terminated, truncated, self._active = np.zeros((3, num_agents), bool)
         was_reset = ~self._live.reshape(self.num_envs, -1).any(1)
-        step = Step(self._obs, np.zeros(num_agents), terminated, truncated, self._active, was_reset,
+        step = Step(self._obs, np.zeros(num_agents), terminated, truncated, was_reset, self._active,
                     np.full(num_agents, np.nan))
         seen: dict[int, tuple[Any, Any]] = {}  # the observation and mask of each agent that shows one
         for i, env in enumerate(self._envs):

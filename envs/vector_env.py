@@ -37,12 +37,13 @@ class Step(NamedTuple):
     rewards: np.ndarray  # [M] float
     terminated: np.ndarray  # [M] bool; with it or `truncated` an agent's episode ends, its observation is the final one
     truncated: np.ndarray  # [M] bool
-    active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
     was_reset: np.ndarray  # [N] bool: the observations are the first of an episode
+    active: np.ndarray  # [M] bool: the agent acts in the next step; False: dead, gone, or not its turn
     objectives: np.ndarray  # [M] float: what the info holds as --pbt_target_objective; nan where it holds none
     # where the next episode begins with the last step of one: the last observations of those that are over, {leaf: [K,
     # ...]}, or {} if the environment does not tell them
     last: Observation | None = None
+    life_lost: np.ndarray | bool = False  # [M] bool: what follows does not count for what came before, but it goes on
 
 
 class VectorEnv:
@@ -202,9 +203,9 @@ class GymVectorEnv(VectorEnv):
         if not isinstance(self._mode, AutoresetMode):
             raise UserError(f"--env={name}: the metadata of its vector environment must hold autoreset_mode, one of "
                             f"gymnasium.vector.AutoresetMode, not {self._mode!r}")
-        self._as_its_arrays: Callable[[Any], Any] = lambda array: array
+        self._as_its_arrays: Callable = lambda array: array
         self._envs: list[Guard] = getattr(env, "envs", [])
-        self._no_objectives = np.full(self.num_envs, np.nan)
+        self._lives = 0
         for number, guard in enumerate(self._envs):
             guard.owner, guard.number = self, number
         self._learn_of(self._envs[0] if self._envs else env)
@@ -219,7 +220,7 @@ class GymVectorEnv(VectorEnv):
         if any(guard.mask is not None for guard in self._envs):
             self.kind.add_mask()
         self._over = np.zeros(self.num_envs, bool)
-        return self._join(obs, np.zeros(self.num_envs), self._over, self._over, ~self._over)
+        return self._join(obs, infos, np.zeros(self.num_envs), self._over, self._over, ~self._over)
 
     def spread_ages(self) -> bool:
         ages = getattr(self._env.unwrapped, "episode_length_buf", None)
@@ -227,7 +228,7 @@ class GymVectorEnv(VectorEnv):
         if ages is None or not longest:
             return False
         drawn = np.random.default_rng(self.seeds[0]).integers(longest, size=self.num_envs)
-        ages[:] = torch.as_tensor(drawn, device=ages.device) if isinstance(ages, Tensor) else drawn
+        ages[:] = self._as_its_arrays(drawn)
         return True
 
     def _step(self, actions: list[np.ndarray]) -> Step:
@@ -242,14 +243,14 @@ class GymVectorEnv(VectorEnv):
         before, self._over = self._over, terminated | truncated
         if self._mode == AutoresetMode.NEXT_STEP:
             rewards[before] = 0.0  # whatever the step says that only resets
-            return self._join(obs, rewards, terminated, truncated, before)
+            return self._join(obs, infos, rewards, terminated, truncated, before)
         last = None
         if self._over.any():
             last = self._last(obs, infos)
             if self._mode == AutoresetMode.DISABLED:
                 obs, _ = self._env.reset(options={"reset_mask": self._as_its_arrays(self._over)})
         over, self._over = self._over, np.zeros(self.num_envs, bool)
-        return self._join(obs, rewards, terminated, truncated, over, last)
+        return self._join(obs, infos, rewards, terminated, truncated, over, last=last)
 
     def _last(self, obs: Any, infos: Info) -> Observation:
         """Return copies of the last observations of the K episodes that are over."""
@@ -267,13 +268,13 @@ class GymVectorEnv(VectorEnv):
             last[ACTION_MASK][self.kind.forbids_all(last[ACTION_MASK])] = True
         return last
 
-    def _join(self, obs: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-              was_reset: np.ndarray, last: Observation | None = None) -> Step:
+    def _join(self, obs: Any, infos: Info, *outcome: np.ndarray, last: Observation | None = None) -> Step:
+        """Make a step. outcome: rewards, terminated, truncated and was_reset, each [N]."""
         flat = self.kind.flatten(obs, [guard.mask for guard in self._envs])
-        objectives = self._no_objectives
-        if self._envs:
-            objectives = np.array([guard.objective for guard in self._envs])
-        return Step([flat], rewards, terminated, truncated, ~self._over, was_reset, objectives, last)
+        objectives = np.array([guard.objective for guard in self._envs] or [np.nan] * self.num_envs)
+        lives = infos.get("lives", [guard.lives for guard in self._envs] or 0)
+        before, self._lives = self._lives, np.array(lives)
+        return Step([flat], *outcome, ~self._over, objectives, last, self._lives < before)
 
     def render(self) -> np.ndarray:
         return self._envs[0].render() if self._envs else self._env.render()[0]
@@ -309,6 +310,7 @@ class Guard(gym.Wrapper):
 
     def _read(self, info: Info, *, is_over: bool = False) -> Info:
         self.objective = as_number(info.get(self.owner.objective, np.nan))
+        self.lives = info.get("lives", 0)
         self.mask = info.get(ACTION_MASK)
         if self.mask is None and not is_over:
             self.mask = self._find_mask()

@@ -86,8 +86,7 @@ def test_stop_does_not_wait_for_a_long_evaluation(tmp_path: Path, goal: int) -> 
 
 
 def test_failing_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
-    with (pytest.raises(ComponentError) as failure,
-          make("failing_envs:FailsInEvaluation", tmp_path, seed=5) as appo):
+    with (pytest.raises(ComponentError) as failure, make("failing_envs:FailsInEvaluation", tmp_path, seed=5) as appo):
         appo.train(10**6)
     last = str(failure.value).rstrip().splitlines()[-1]
     assert f"seed {derive_seed(5, EVALUATION)}, step 1: step() raised ValueError" in last

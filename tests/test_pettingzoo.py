@@ -86,11 +86,9 @@ def test_decisions_are_moves(name: str) -> None:
     moves.clear()
     num_episodes = 1 if name.startswith(("classic.chess", "classic.go")) else 20
     cfg = make_config({"env": env.name})
-    players = [Player(Policy(cfg, env, kind, torch.device("cpu")), env, kind)
-               for kind in range(len(env.kinds))]
+    players = [Player(Policy(cfg, env, kind, torch.device("cpu")), env, kind) for kind in range(len(env.kinds))]
     episodes = [episode for ended in play(env, players, num_episodes, 0) for episode in ended]
     decisions = np.sum([episode.lengths for episode in episodes], 0)
-    assert dict(zip(env.agents, decisions.tolist(), strict=True)) == {
-        agent: moves.count(agent) for agent in env.agents}
+    assert dict(zip(env.agents, decisions.tolist(), strict=True)) == {agent: moves.count(agent) for agent in env.agents}
     assert len(moves) >= 20
     env.close()

@@ -392,8 +392,7 @@ def test_after_a_crash_settings_are_those_that_the_weights_were_learned_with(fin
     run_dir = Path(shutil.copytree(finished.crashed, tmp_path / "run"))
     states = [checkpoint_of(run_dir, policy) for policy in range(4)]
     saved = [state["population"] for state in states]
-    events = [event for event in events_of(run_dir)
-              if event["policy_steps"] <= saved[event["policy"]]["last_update"]]
+    events = [event for event in events_of(run_dir) if event["policy_steps"] <= saved[event["policy"]]["last_update"]]
     assert {event["policy"] for event in events} == {0, 1, 2, 3}
     assert len(events) < len(events_of(run_dir)), "some have changed since they were saved"
     steps = max(state["env_steps"] for state in states)

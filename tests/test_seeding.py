@@ -75,8 +75,7 @@ def test_a_resumed_run_and_one_that_was_killed_before_it_saved_play_other_levels
     assert json.loads((tmp_path / "run" / "starts.json").read_text()) == 3
 
 
-def test_no_two_processes_draw_the_same_from_global_generators(tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_two_processes_draw_the_same_from_global_generators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one that takes the place of another. Each system has the environment variables of its own start."""
     monkeypatch.chdir(tmp_path)
     for which, seed in (("one", 0), ("two", 1)):

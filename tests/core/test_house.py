@@ -124,8 +124,7 @@ def test_imports_are_absolute_and_packages_are_empty() -> None:
 
 def modules() -> dict[str, Path]:
     """Return every file of the product by its module's name."""
-    paths = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")
-             if path.read_text().strip()]
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.py") if path.read_text().strip()]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 

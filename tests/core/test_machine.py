@@ -75,8 +75,7 @@ def test_two_cores_and_16_with_a_gpu_get_what_was_measured_there() -> None:
     assert vizdoom.items() >= {"num_envs_per_worker": 8, "batch_size": 512, "rollout": 32}.items()
 
 
-@pytest.mark.parametrize(("limit", "cores"), [
-    ("150000 100000", 2), ("50000 100000", 1), ("max 100000", 9), (None, 9)])
+@pytest.mark.parametrize(("limit", "cores"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", 9), (None, 9)])
 def test_the_cores_of_a_container_are_those_of_its_control_group(
         limit: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "CPU_LIMIT", tmp_path / "cpu.max")

@@ -87,6 +87,18 @@ def test_a_pause_holds_all_requests_back_and_loses_nothing() -> None:
     assert sorted(take_one(rig.requests) for _ in range(2)) == [(SPLIT, 0), (SPLIT, 1)]
 
 
+def test_a_lost_life_ends_what_counts_and_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three, two are lost with the second of three steps. The step after the last only resets."""
+    monkeypatch.setattr(Tiny, "info", lambda env: {"lives": 3 if env.t < 2 else 1})
+    rig, reports = Rig(worker_num_splits=1), []
+    rig.worker.report = reports.append
+    for _ in range(8):
+        rig.answer_one()
+    assert rig.rows["terminated"][0].int().tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
+    assert rig.rows["new_episode"][0, :8].int().tolist() == [1, 0, 0, 0, 1, 0, 0, 0]
+    assert [length for _, _, length, _ in reports[0][1]] == [3] * 6
+
+
 # ---- a rollout worker that takes the place of another ----------------------------------------------------------------
 
 

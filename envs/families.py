@@ -40,7 +40,8 @@ def any_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) 
 
     Images are resized if so configured; those of several agents later, by `ParallelVectorEnv`.
     """
-    kwargs |= {} if render_mode is None else {"render_mode": render_mode}
+    if render_mode:
+        kwargs["render_mode"] = render_mode
     if spec.id in gym.registry:
         env = gym.make(spec, disable_env_checker=True, **kwargs)
     else:
@@ -158,16 +159,15 @@ def atari_batch(cfg: Config, spec: EnvSpec, num_envs: int) -> gym.vector.VectorE
     """Make the C++ implementation of the standard preprocessing, with the stickiness of the id.
 
     Frame skip with max-pooling over the last two frames, 84x84 gray, stacked frames, up to 30 no-ops and FIRE at
-    a reset, whole games as episodes (a life lost ends no more than what counts for the actions before it). Rewards come
+    a reset, whole games as episodes: a lost life ends none, only what counts for the actions before it. Rewards come
     unclipped, so that logged returns are true.
     """
     from ale_py.vector_env import AtariVectorEnv  # noqa: PLC0415  optional package
 
-    if spec.max_episode_steps is not None or not spec.kwargs.keys() <= ATARI_BATCH_KWARGS:
+    if spec.max_episode_steps or spec.kwargs.keys() - ATARI_BATCH_KWARGS:
         return None
-    return ChannelsLast(AtariVectorEnv(
-        num_envs=num_envs, num_threads=1, stack_num=cfg.env_framestack, noop_max=NOOP_MAX, reward_clipping=False,
-        **spec.kwargs | {"frameskip": cfg.env_frameskip}))
+    kwargs = spec.kwargs | {"frameskip": cfg.env_frameskip, "stack_num": cfg.env_framestack, "num_threads": 1}
+    return ChannelsLast(AtariVectorEnv(num_envs=num_envs, reward_clipping=False, noop_max=NOOP_MAX, **kwargs))
 
 
 class ChannelsLast(gym.vector.VectorObservationWrapper):

@@ -96,15 +96,15 @@ class ParallelVectorEnv(VectorEnv):
         vanished = not step.was_reset[i] and not getattr(self._envs[i], "agents", True)
         for m, agent in present:
             info = infos.get(agent, {})
-            step.truncated[m] = bool(cut.get(agent))
-            step.terminated[m] = bool(ended.get(agent) or (vanished and not cut.get(agent)))
+            step.truncated[m] = cut.get(agent)
+            step.terminated[m] = ended.get(agent) or (vanished and not cut.get(agent))
             step.objectives[m] = as_number(info.get(self.objective, np.nan))
             step.rewards[m] = as_number(rewards.get(agent, 0.0))
             self._over[m] = step.terminated[m] or step.truncated[m]
             self._live[m] = not self._over[m]
             if agent in obs:
                 on_turn = info.get("active_agent", agent) if selected is None else selected
-                step.active[m] = self._live[m] and on_turn == agent and bool(info.get("is_active", True))
+                step.active[m] = self._live[m] and on_turn == agent and info.get("is_active", True)
                 seen[m] = self._resize(self._spaces[agent], obs[agent]), info.get(ACTION_MASK)
 
     def _show(self, seen: Mapping[int, tuple[Any, Any]]) -> None:

@@ -43,7 +43,7 @@ class Step(NamedTuple):
     # where the next episode begins with the last step of one: the last observations of those that are over, {leaf: [K,
     # ...]}, or {} if the environment does not tell them
     last: Observation | None = None
-    life_lost: np.ndarray | bool = False  # [M] bool: what follows does not count for what came before, but it goes on
+    life_lost: np.ndarray | bool = False  # [N] bool: what follows counts no more for what came before; the game goes on
 
 
 class VectorEnv:
@@ -170,7 +170,7 @@ def naming_failures(name: str, where: Callable[[], str]) -> Iterator[None]:
 
 def as_number(value: Any) -> float:
     """Return a number that may come in an array of one; None is nan. Raises errors for anything else."""
-    return value if isinstance(value, float) else np.asarray(value, np.float64).item()
+    return np.asarray(value, np.float64).item()
 
 
 # ---- what is known before a run begins -----------------------------------------------------------------------------
@@ -203,12 +203,13 @@ class GymVectorEnv(VectorEnv):
         if not isinstance(self._mode, AutoresetMode):
             raise UserError(f"--env={name}: the metadata of its vector environment must hold autoreset_mode, one of "
                             f"gymnasium.vector.AutoresetMode, not {self._mode!r}")
-        self._as_its_arrays: Callable = lambda array: array
+        self._as_its_arrays = lambda array: array
         self._envs: list[Guard] = getattr(env, "envs", [])
-        self._lives = 0
+        self._no_objectives = np.full(self.num_envs, np.nan)
         for number, guard in enumerate(self._envs):
             guard.owner, guard.number = self, number
         self._learn_of(self._envs[0] if self._envs else env)
+        self._lives, self._is_atari = 0, hasattr([*self._envs, env][0].unwrapped, "ale")
 
     def _reset(self) -> Step:
         obs, infos = self._env.reset(seed=self.seeds)
@@ -228,7 +229,7 @@ class GymVectorEnv(VectorEnv):
         if ages is None or not longest:
             return False
         drawn = np.random.default_rng(self.seeds[0]).integers(longest, size=self.num_envs)
-        ages[:] = self._as_its_arrays(drawn)
+        ages[:] = torch.as_tensor(drawn) if isinstance(ages, Tensor) else drawn
         return True
 
     def _step(self, actions: list[np.ndarray]) -> Step:
@@ -271,13 +272,13 @@ class GymVectorEnv(VectorEnv):
     def _join(self, obs: Any, infos: Info, *outcome: np.ndarray, last: Observation | None = None) -> Step:
         """Make a step. outcome: rewards, terminated, truncated and was_reset, each [N]."""
         flat = self.kind.flatten(obs, [guard.mask for guard in self._envs])
-        objectives = np.array([guard.objective for guard in self._envs] or [np.nan] * self.num_envs)
-        lives = infos.get("lives", [guard.lives for guard in self._envs] or 0)
+        objectives = np.array([guard.objective for guard in self._envs]) if self._envs else self._no_objectives
+        lives = infos.get("lives", [guard.unwrapped.ale.lives() for guard in self._envs]) if self._is_atari else 0
         before, self._lives = self._lives, np.array(lives)
         return Step([flat], *outcome, ~self._over, objectives, last, self._lives < before)
 
     def render(self) -> np.ndarray:
-        return self._envs[0].render() if self._envs else self._env.render()[0]
+        return self._env.render()[0]
 
     def close(self) -> None:
         self._env.close()
@@ -310,7 +311,6 @@ class Guard(gym.Wrapper):
 
     def _read(self, info: Info, *, is_over: bool = False) -> Info:
         self.objective = as_number(info.get(self.owner.objective, np.nan))
-        self.lives = info.get("lives", 0)
         self.mask = info.get(ACTION_MASK)
         if self.mask is None and not is_over:
             self.mask = self._find_mask()

@@ -1,6 +1,7 @@
 """The sampler overlaps simulation with inference, and nobody holds up the others; `test_routing.py` has the rest."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_a_pause_holds_all_requests_back_and_loses_nothing() -> None:
 
 def test_a_lost_life_ends_what_counts_and_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three, two are lost with the second of three steps. The step after the last only resets."""
-    monkeypatch.setattr(Tiny, "info", lambda env: {"lives": 3 if env.t < 2 else 1})
+    monkeypatch.setattr(Tiny, "ale", property(lambda env: Mock(lives=lambda: 3 if env.t < 2 else 1)), raising=False)
     rig, reports = Rig(worker_num_splits=1), []
     rig.worker.report = reports.append
     for _ in range(8):

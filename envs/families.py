@@ -40,8 +40,7 @@ def any_env(cfg: Config, spec: EnvSpec, render_mode: str | None, **kwargs: Any) 
 
     Images are resized if so configured; those of several agents later, by `ParallelVectorEnv`.
     """
-    if render_mode:
-        kwargs["render_mode"] = render_mode
+    kwargs |= {"render_mode": render_mode} if render_mode else {}
     if spec.id in gym.registry:
         env = gym.make(spec, disable_env_checker=True, **kwargs)
     else:

@@ -170,7 +170,7 @@ def naming_failures(name: str, where: Callable[[], str]) -> Iterator[None]:
 
 def as_number(value: Any) -> float:
     """Return a number that may come in an array of one; None is nan. Raises errors for anything else."""
-    return np.asarray(value, np.float64).item()
+    return value if isinstance(value, float) else np.asarray(value, np.float64).item()
 
 
 # ---- what is known before a run begins -----------------------------------------------------------------------------
@@ -208,8 +208,9 @@ class GymVectorEnv(VectorEnv):
         self._no_objectives = np.full(self.num_envs, np.nan)
         for number, guard in enumerate(self._envs):
             guard.owner, guard.number = self, number
-        self._learn_of(self._envs[0] if self._envs else env)
-        self._lives, self._is_atari = 0, hasattr([*self._envs, env][0].unwrapped, "ale")
+        one = [*self._envs, env][0]
+        self._learn_of(one)
+        self._lives, self._is_atari = 0, hasattr(one.unwrapped, "ale")
 
     def _reset(self) -> Step:
         obs, infos = self._env.reset(seed=self.seeds)
@@ -229,7 +230,7 @@ class GymVectorEnv(VectorEnv):
         if ages is None or not longest:
             return False
         drawn = np.random.default_rng(self.seeds[0]).integers(longest, size=self.num_envs)
-        ages[:] = torch.as_tensor(drawn) if isinstance(ages, Tensor) else drawn
+        ages[:] = ages.new_tensor(drawn) if isinstance(ages, Tensor) else drawn
         return True
 
     def _step(self, actions: list[np.ndarray]) -> Step:
@@ -272,7 +273,7 @@ class GymVectorEnv(VectorEnv):
     def _join(self, obs: Any, infos: Info, *outcome: np.ndarray, last: Observation | None = None) -> Step:
         """Make a step. outcome: rewards, terminated, truncated and was_reset, each [N]."""
         flat = self.kind.flatten(obs, [guard.mask for guard in self._envs])
-        objectives = np.array([guard.objective for guard in self._envs]) if self._envs else self._no_objectives
+        objectives = np.array([guard.objective for guard in self._envs] or self._no_objectives)
         lives = infos.get("lives", [guard.unwrapped.ale.lives() for guard in self._envs]) if self._is_atari else 0
         before, self._lives = self._lives, np.array(lives)
         return Step([flat], *outcome, ~self._over, objectives, last, self._lives < before)
